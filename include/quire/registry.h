@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ordered table of backends and the choice among them.
+//
+// Nothing falls back in silence: a name that is unknown or unusable is an error with its reasons.
+// QUIRE_BACKEND names the backend where the caller names none; QUIRE_CPU_ISA the level of `cpu`.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "quire/backend.h"
+#include "quire/export.h"
+
+namespace quire {
+
+struct BackendOptions {
+  int num_threads = 0;  // 0: as many as the process may run on
+  std::string isa;      // level of a CPU backend; empty: QUIRE_CPU_ISA, else the best
+  bool check_device_metadata = false;  // validate metadata in device memory too; reported by poll
+};
+
+// Whether a backend can run on this machine, or every reason why not.
+struct [[nodiscard]] Availability {
+  bool available = false;
+  std::string version;
+  std::vector<std::string> reasons;
+};
+
+struct BackendEntry {
+  const char* name;
+  const char* summary;
+  bool automatic;         // may be chosen without being named
+  Availability (*probe)();
+  std::vector<std::string> (*isa_levels)();  // levels usable on this machine, best first
+  std::unique_ptr<AttentionBackend> (*make)(const BackendOptions&);
+};
+
+// Best first.
+QUIRE_API std::span<const BackendEntry> backend_table() noexcept;
+
+// Throws Error(kInvalidArgument) for an unknown name, with the known ones, and Error(kUnsupported)
+// with the reasons for an unusable one.
+QUIRE_API std::unique_ptr<AttentionBackend> make_backend(std::string_view name,
+                                                         const BackendOptions& options = {});
+
+// QUIRE_BACKEND if set, else the first automatic entry that is available and supports the spec.
+// Throws Error(kUnsupported) with every reason of every backend if there is none.
+QUIRE_API std::unique_ptr<AttentionBackend> choose_backend(const AttentionSpec& spec,
+                                                           const BackendOptions& options = {});
+
+// One row of the support matrix: a spec that differs from the plain one in one feature.
+struct FeatureProbe {
+  const char* name;
+  AttentionSpec spec;
+};
+QUIRE_API std::span<const FeatureProbe> feature_probes();
+
+}  // namespace quire
