@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <numeric>
+
+namespace quire {
+namespace {
+
+TEST(ThreadPool, RunsEveryItemOnceOnAValidThread) {
+  for (const int num_threads : {1, 2, 3, 8}) {
+    ThreadPool pool(num_threads);
+    EXPECT_EQ(pool.num_threads(), num_threads);
+    for (const std::int64_t num_items : {0, 1, 2, 7, 1000}) {
+      std::vector<std::atomic<int>> runs(static_cast<std::size_t>(num_items));
+      std::atomic<bool> valid{true};
+      pool.run(num_items, [&](std::int64_t item, int thread) noexcept {
+        if (thread < 0 || thread >= num_threads) valid = false;
+        ++runs[static_cast<std::size_t>(item)];
+      });
+      EXPECT_TRUE(valid);
+      for (const auto& count : runs) EXPECT_EQ(count, 1);
+    }
+  }
+}
+
+TEST(ThreadPool, WhatItemsWroteIsVisibleAfterRun) {
+  ThreadPool pool(4);
+  std::vector<std::int64_t> values(257);
+  for (std::int64_t round = 0; round < 200; ++round) {
+    pool.run(257, [&](std::int64_t item, int) noexcept {
+      values[static_cast<std::size_t>(item)] = item + round;
+    });
+    EXPECT_EQ(std::accumulate(values.begin(), values.end(), std::int64_t{0}),
+              257 * 128 + 257 * round);
+  }
+}
+
+TEST(ThreadPool, WakesAfterParking) {
+  ThreadPool pool(3);
+  std::atomic<int> count{0};
+  for (int round = 0; round < 3; ++round) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    pool.run(16, [&](std::int64_t, int) noexcept { ++count; });
+  }
+  EXPECT_EQ(count, 48);
+}
+
+TEST(ThreadPool, CallersTakeTurns) {
+  ThreadPool pool(2);
+  std::atomic<int> active[2] = {0, 0};
+  std::atomic<int> total{0};
+  std::atomic<bool> overlapped{false};
+  const auto caller = [&](int id) {
+    for (int round = 0; round < 50; ++round) {
+      pool.run(8, [&, id](std::int64_t, int) noexcept {
+        ++active[id];
+        if (active[1 - id] != 0) overlapped = true;
+        ++total;
+        --active[id];
+      });
+    }
+  };
+  std::thread other([&] { caller(1); });
+  caller(0);
+  other.join();
+  EXPECT_EQ(total, 800);
+  EXPECT_FALSE(overlapped);
+}
+
+}  // namespace
+}  // namespace quire
