@@ -10,6 +10,7 @@
 
 #include "base/host_device.h"
 #include "quire/attention_spec.h"
+#include "quire/batch.h"
 
 namespace quire {
 
@@ -23,6 +24,19 @@ struct SequenceView {
   // Queries and keys from here on are the new tokens of an aligned sequence.
   QUIRE_HOST_DEVICE constexpr std::int64_t first_new() const { return kv_len - q_len; }
 };
+
+// Sequence s of a batch. A sequence without a tree mask of its own has no depths either.
+QUIRE_HOST_DEVICE constexpr SequenceView sequence_view(const BatchView& batch, std::int64_t s) {
+  const std::int64_t first_row = batch.queries.begins.data[s];
+  SequenceView sequence;
+  sequence.q_len = batch.queries.ends.data[s] - first_row;
+  sequence.kv_len = batch.kv.lens.data[s];
+  const TreeMask& tree = batch.tree_mask;
+  if (tree.begins.size == 0 || tree.begins.data[s] < 0) return sequence;
+  sequence.tree_bits = tree.bits.data + tree.begins.data[s];
+  if (tree.depths.size != 0) sequence.tree_depths = tree.depths.data + first_row;
+  return sequence;
+}
 
 struct KeyRange {
   std::int64_t begin = 0;
