@@ -90,7 +90,7 @@ struct KvLayout {
 
 // [head, token, dim] for K, then for V. Serves every spec.
 QUIRE_API KvLayout plain_layout(const AttentionSpec& spec);
-// Pairs interleaved in tiles of 16; throws unless tiled_layout_fits.
+// Pairs interleaved in tiles of 16; throws unless pair_tiled_layout_fits.
 QUIRE_API KvLayout pair_tiled_layout(const AttentionSpec& spec);
 QUIRE_API bool pair_tiled_layout_fits(const AttentionSpec& spec) noexcept;
 
