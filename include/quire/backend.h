@@ -147,6 +147,10 @@ class QUIRE_API AttentionBackend {
                               std::span<const BlockCopy> copies, Stream stream) = 0;
   virtual void do_copy_region(std::span<const KvCacheView> src, std::span<const KvCacheView> dst,
                               const BlockRegionCopy& copy, Stream stream) = 0;
+
+ private:
+  void require_own(const PreparedBatch& prepared) const;
+  void require_ready(const PreparedBatch& prepared) const;
 };
 
 }  // namespace quire

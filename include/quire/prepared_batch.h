@@ -83,6 +83,7 @@ class QUIRE_API PreparedBatch {
   Workspace workspace_;
   void* validation_scratch_ = nullptr;
   bool ready_ = false;
+  bool fused_append_ = false;  // Support::fused_append of the spec
   const AttentionBackend* owner_ = nullptr;
   BatchView batch_;
   BatchFacts facts_;
