@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+# One call per test binary. Every entry leaves its case counts and skip reasons as XML in
+# <build>/results/<name>.xml, where tools/test_summary.py adds them up.
+
+# quire_add_test(NAME <name> SOURCES <file>... [LIBS <target>...] [LABELS <label>...]
+#                [TIMEOUT <seconds>] [ARGS <argument>...] [ENVIRONMENT <NAME=value>...])
+# Builds <name> from the sources with gtest and gmock and registers it. Its first label is its kind.
+function(quire_add_test)
+  cmake_parse_arguments(arg "" "NAME;TIMEOUT" "SOURCES;LIBS;LABELS;ARGS;ENVIRONMENT" ${ARGN})
+  if(arg_UNPARSED_ARGUMENTS OR NOT arg_NAME OR NOT arg_SOURCES)
+    message(FATAL_ERROR "quire_add_test needs NAME and SOURCES; not understood: "
+                        "${arg_UNPARSED_ARGUMENTS}")
+  endif()
+  add_executable(${arg_NAME} ${arg_SOURCES})
+  quire_target_flags(${arg_NAME})
+  target_link_libraries(${arg_NAME} PRIVATE quire_internal ${arg_LIBS} GTest::gmock_main)
+  quire_add_test_run(NAME ${arg_NAME} TARGET ${arg_NAME} TIMEOUT ${arg_TIMEOUT}
+                     LABELS ${arg_LABELS} ARGS ${arg_ARGS} ENVIRONMENT ${arg_ENVIRONMENT})
+endfunction()
+
+# Registers one more run of a test binary, under its own name, labels and environment.
+function(quire_add_test_run)
+  cmake_parse_arguments(arg "" "NAME;TARGET;TIMEOUT" "LABELS;ARGS;ENVIRONMENT" ${ARGN})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 300)
+  endif()
+  add_test(NAME ${arg_NAME}
+           COMMAND ${arg_TARGET} --gtest_output=xml:${PROJECT_BINARY_DIR}/results/${arg_NAME}.xml
+                   ${arg_ARGS}
+           WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(${arg_NAME} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
+                                              ENVIRONMENT "${arg_ENVIRONMENT}")
+endfunction()
+
+# Registers a script that exits 77 after a line "SKIP: reason" where it cannot run on this machine.
+# quire_add_script_test(NAME <name> COMMAND <command>... [LABELS <label>...] [TIMEOUT <seconds>])
+function(quire_add_script_test)
+  cmake_parse_arguments(arg "" "NAME;TIMEOUT" "COMMAND;LABELS" ${ARGN})
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 300)
+  endif()
+  add_test(NAME ${arg_NAME} COMMAND ${arg_COMMAND} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
+  set_tests_properties(${arg_NAME} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
+                                              SKIP_RETURN_CODE 77)
+endfunction()
