@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Compiles one file of src/ for a device: compile.sh cuda|hip FILE, from the repository root.
+# Compiles one file for a device: compile.sh cuda|hip FILE, from the repository root. FILE is relative
+# to src/ or to this folder.
 # A header is compiled through a file that only includes it. Exits 77 where the compiler is absent.
 set -euo pipefail
 target=$1 file=$2
@@ -19,15 +20,16 @@ case $target in
     nvcc=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin command -v nvcc) ||
       skip "nvcc is not installed (CUDA toolkit)"
     "$nvcc" -std=c++20 -arch=sm_90 --expt-relaxed-constexpr -Werror all-warnings \
-      -Iinclude -Isrc -c -o "$work/unit.o" "$work/unit.cu"
+      -Iinclude -Isrc -Itests/device_headers -c -o "$work/unit.o" "$work/unit.cu"
     ;;
   hip)
     clang=$(command -v clang++-19) || skip "clang++-19 is not installed (Debian: clang-19)"
-    # Without the vendor's headers the compiler knows the attributes but not their usual names.
+    # Without the vendor's headers the compiler knows the attributes but not their usual names;
+    # -S because a device object would need the vendor's linker.
     "$clang" -std=c++20 -x hip --offload-arch=gfx90a -nogpulib -nogpuinc --cuda-device-only \
       -D'__host__=__attribute__((host))' -D'__device__=__attribute__((device))' \
       -D'__global__=__attribute__((global))' -D'__shared__=__attribute__((shared))' \
-      -Wall -Wextra -Werror -O1 -Iinclude -Isrc -c -o "$work/unit.o" "$work/unit.cu"
+      -Wall -Wextra -Werror -O1 -Iinclude -Isrc -Itests/device_headers -S -o "$work/unit.s" "$work/unit.cu"
     ;;
   *)
     echo "unknown device target: $target" >&2
