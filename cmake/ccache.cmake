@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-# Compiles through ccache where it is installed, unless the caller chose a launcher.
+# Compiles through ccache where it is installed, unless the caller chose a launcher. Paths below the
+# source tree are taken relative, so that a fresh clone elsewhere finds what another one compiled.
 if(NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)
   find_program(QUIRE_CCACHE ccache)
   mark_as_advanced(QUIRE_CCACHE)
   if(QUIRE_CCACHE)
-    set(CMAKE_C_COMPILER_LAUNCHER ${QUIRE_CCACHE})
-    set(CMAKE_CXX_COMPILER_LAUNCHER ${QUIRE_CCACHE})
+    set(launcher ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1
+                 ${QUIRE_CCACHE})
+    set(CMAKE_C_COMPILER_LAUNCHER ${launcher})
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
   endif()
 endif()

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The version of quire, said once: the build reads it from here. Semantic versioning; 0.x may change anything.
+// The version of quire, said once: the build reads it from here. Semantic versioning; 0.x may
+// change anything.
 #pragma once
 
 #define QUIRE_VERSION_MAJOR 0

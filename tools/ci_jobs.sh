@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# The jobs of `make test`: ci_jobs.sh [JOB]..., every job of default_jobs unless some are named.
+# A job is a function job_NAME below. All run, also after a failure; the end is a table of minutes
+# and outcomes, the names of the jobs that failed, the reason of every skip, and the sum of all cases.
+# REQUIRES: tools/bootstrap has run for what the jobs need.
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+default_jobs=(format release asan tsan clang fuzz tidy)
+tested=() # build trees that hold results
+
+# run_ctest PRESET [ctest option]...: runs the tests of a preset and keeps their results.
+run_ctest() {
+  local preset=$1 launcher=()
+  shift
+  # The runtime of tsan cannot place its shadow memory where the kernel randomizes addresses widely.
+  [ "$preset" != tsan ] || ! setarch -R true 2>/dev/null || launcher=(setarch -R)
+  "${launcher[@]}" ctest --preset "$preset" --parallel "$(nproc)" --output-junit ctest.xml "$@"
+}
+
+job_format() { # format and the rules that no compiler checks
+  tools/format.sh && tools/check_sources.sh
+}
+
+job_release() { # every test, as built for users
+  tools/build.sh release -DQUIRE_PYTHON="$(tools/bootstrap --print-venv test)/bin/python" all &&
+    run_ctest release -LE '^torch$'
+}
+
+host_tests() { # the host code under another compiler or a sanitizer: unit tests and smoke suite
+  tools/build.sh "$1" host_tests && run_ctest "$1" -L '^(unit|smoke)$'
+}
+
+job_asan() { host_tests asan; }
+job_tsan() { host_tests tsan; }
+job_clang() { host_tests clang; }
+
+job_fuzz() { # the corpus again, then a minute of new inputs
+  tools/build.sh fuzz all && run_ctest fuzz -L '^fuzz$'
+}
+
+job_tidy() {
+  cmake --preset release >/dev/null && python3 tools/tidy.py build/release
+}
+
+job_torch() { # comparison with PyTorch
+  local torch
+  torch=$(echo "$(tools/bootstrap --print-venv torch)"/lib/python3*/site-packages/torch)
+  tools/build.sh release -DQUIRE_TORCH_DIR="$torch" torch_tests && run_ctest release -L '^torch$'
+}
+
+jobs=("$@")
+[ ${#jobs[@]} -gt 0 ] || jobs=("${default_jobs[@]}")
+for job in "${jobs[@]}"; do
+  declare -F "job_$job" >/dev/null || {
+    echo "unknown job: $job (there are: ${default_jobs[*]} torch)" >&2
+    exit 2
+  }
+done
+
+table="" failed=()
+for job in "${jobs[@]}"; do
+  printf '\n==== %s\n' "$job"
+  case $job in
+    torch) tree=build/release ;;
+    *) tree=build/$job ;;
+  esac
+  rm -rf "$tree/ctest.xml" "$tree/results"
+  start=$EPOCHREALTIME
+  outcome=passed
+  "job_$job" </dev/null || {
+    outcome=FAILED
+    failed+=("$job")
+  }
+  minutes=$(awk "BEGIN { print ($EPOCHREALTIME - $start) / 60 }")
+  table+=$(printf '%-10s %6.2f min  %s' "$job" "$minutes" "$outcome")$'\n'
+  [ ! -e "$tree/ctest.xml" ] || tested+=("$tree")
+done
+
+printf '\n==== summary\n%s' "$table"
+[ ${#failed[@]} = 0 ] || echo "failed jobs: ${failed[*]}"
+[ ${#tested[@]} = 0 ] || python3 tools/test_summary.py "${tested[@]}" || failed+=(tests)
+[ ${#failed[@]} = 0 ]
