@@ -36,20 +36,6 @@ std::string kv_text(const KvFormat& kv) {
 
 }  // namespace
 
-const char* scale_granularity_name(ScaleGranularity granularity) noexcept {
-  switch (granularity) {
-    case ScaleGranularity::kNone:
-      return "none";
-    case ScaleGranularity::kPerTensor:
-      return "per-tensor";
-    case ScaleGranularity::kPerHead:
-      return "per-head";
-    case ScaleGranularity::kPerTokenHead:
-      return "per-token-head";
-  }
-  return "unknown";
-}
-
 std::string to_string(const AttentionSpec& spec) {
   std::string text =
       concat(spec.num_q_heads, "/", spec.num_kv_heads, " heads, dim ", spec.head_dim);

@@ -6,13 +6,19 @@
 
 #include "attention/validate.h"
 #include "base/check.h"
+#include "layout/kv_extent.h"
+#include "layout/kv_offset.h"
 #include "layout/stride_check.h"
 
 namespace quire {
 namespace {
 
-bool is_opaque(const KvFormat& format) {
-  return format.layout >= KvLayoutId::kFirstPrivate;
+bool tiles_fit(const KvCacheView& cache) {
+  AttentionSpec spec;
+  spec.head_dim = cache.head_dim;
+  spec.value_dim = cache.value_dim;
+  spec.kv = cache.format;
+  return pair_tiled_layout_fits(spec);
 }
 
 void validate_fields(const KvCacheView& cache, const FieldName& name) {
@@ -29,67 +35,53 @@ void validate_fields(const KvCacheView& cache, const FieldName& name) {
   require(format.scales <= ScaleGranularity::kPerTokenHead, name,
           ".format.scales: unknown: ", static_cast<int>(format.scales));
   require(format.layout == KvLayoutId::kPlain || format.layout == KvLayoutId::kPairTiled ||
-              is_opaque(format),
+              is_opaque(format.layout),
           name, ".format.layout: unknown: ", static_cast<int>(format.layout));
+  require(format.layout != KvLayoutId::kPairTiled || tiles_fit(cache), name,
+          ".format.layout: pair-tiled does not fit block_size, head_dim and value_dim: ",
+          format.block_size, ", ", cache.head_dim, ", ", cache.value_dim);
   require(cache.num_blocks >= 0 && cache.num_blocks <= kMaxElementOffset / format.block_size, name,
           ".num_blocks: not in [0, ", kMaxElementOffset / format.block_size,
           "]: ", cache.num_blocks);
 }
 
-// One stored tensor of a cache.
-struct StoredTensor {
-  const FieldName& name;
-  const char* field;  // "k" or "v"
-  const void* data;
-  const KvStrides& strides;
-  std::int64_t dim;
-  std::int64_t opaque_bytes;
-};
-
-void validate_opaque_tensor(const KvCacheView& cache, const StoredTensor& t) {
-  require(t.opaque_bytes > 0, t.name, ".opaque_", t.field,
-          "_bytes: not positive: ", t.opaque_bytes);
-  require(cache.num_blocks <= 1 || t.strides.block >= t.opaque_bytes, t.name, ".", t.field,
-          "_strides.block: less than the ", t.opaque_bytes, " bytes of a block: ", t.strides.block);
-  require(offsets_fit(std::array<StridedAxis, 1>{{{cache.num_blocks, t.strides.block}}}), t.name,
-          ".", t.field, "_strides.block: offsets exceed 64 bits: ", t.strides.block);
+// K or V of an opaque layout. Where K and V are one record, V has no bytes of its own.
+void validate_opaque(const KvCacheView& cache, const FieldName& name, const char* field,
+                     const void* data, std::int64_t block_stride, std::int64_t size_bytes) {
+  require(data != nullptr, name, ".", field, ": null, num_blocks ", cache.num_blocks);
+  require(size_bytes > 0, name, ".opaque_", field, "_bytes: not positive: ", size_bytes);
+  require(cache.num_blocks <= 1 || block_stride >= size_bytes, name, ".", field,
+          "_strides.block: less than the ", size_bytes, " bytes of a block: ", block_stride);
+  require(offsets_fit(std::array<StridedAxis, 1>{{{cache.num_blocks, block_stride}}}), name, ".",
+          field, "_strides.block: offsets exceed 64 bits: ", block_stride);
 }
 
-// The axes of K or V that hold different elements. A tile is dense: [block_size * dim].
-std::array<StridedAxis, 4> tensor_axes(const KvCacheView& cache, const StoredTensor& t) {
-  const bool tiled = cache.format.layout == KvLayoutId::kPairTiled;
-  const std::int64_t block_size = cache.format.block_size;
-  return {{{cache.num_blocks, t.strides.block},
-           {cache.num_kv_heads, t.strides.head},
-           {tiled ? 1 : block_size, t.strides.token},
-           {tiled ? block_size * t.dim : t.dim, 1}}};
-}
-
-void validate_tensor_memory(const KvCacheView& cache, CacheUse use, const StoredTensor& t) {
-  if (cache.num_blocks == 0) return;
-  require(t.data != nullptr, t.name, ".", t.field, ": null, num_blocks ", cache.num_blocks);
-  if (is_opaque(cache.format)) return validate_opaque_tensor(cache, t);
+void validate_pointer(const KvCacheView& cache, const FieldName& name, const char* field,
+                      const void* data) {
   const std::int64_t bytes = dtype_bytes(cache.format.dtype);
-  require(reinterpret_cast<std::uintptr_t>(t.data) % static_cast<std::uintptr_t>(bytes) == 0,
-          t.name, ".", t.field, ": not aligned to ", bytes, " bytes: ", t.data);
-  const std::array<StridedAxis, 4> axes = tensor_axes(cache, t);
-  require(offsets_fit(axes), t.name, ".", t.field,
-          "_strides: offsets exceed 64 bits, block, head and token: ", t.strides.block, ", ",
-          t.strides.head, ", ", t.strides.token);
-  require(use == CacheUse::kRead || strides_are_disjoint(axes), t.name, ".", t.field,
-          "_strides: elements overlap, block, head and token: ", t.strides.block, ", ",
-          t.strides.head, ", ", t.strides.token);
+  require(data != nullptr, name, ".", field, ": null, num_blocks ", cache.num_blocks);
+  require(reinterpret_cast<std::uintptr_t>(data) % static_cast<std::uintptr_t>(bytes) == 0, name,
+          ".", field, ": not aligned to ", bytes, " bytes: ", data);
+}
+
+// REQUIRES: fields and pointers are valid, the layout is not opaque.
+void validate_strides(const KvCacheView& cache, CacheUse use, const FieldName& name) {
+  try {
+    element_range(cache, KvTensor::kK);
+    element_range(cache, KvTensor::kV);
+    if (use == CacheUse::kWrite) require_distinct_elements(cache);
+  } catch (const Error& error) {
+    fail(error.code(), name, ": ", error.what());
+  }
 }
 
 void validate_scales(const KvCacheView& cache, CacheUse use, const FieldName& name,
                      const char* field, const KvScales& scales) {
   const ScaleGranularity granularity = cache.format.scales;
-  if (is_opaque(cache.format)) return;  // inside the blocks, if at all
   if (granularity == ScaleGranularity::kNone) {
     require(scales.data == nullptr, name, ".", field, ": given, but the format has none");
     return;
   }
-  if (cache.num_blocks == 0) return;
   require(scales.data != nullptr, name, ".", field, ": missing, the format has ",
           scale_granularity_name(granularity));
   require(reinterpret_cast<std::uintptr_t>(scales.data) % alignof(float) == 0, name, ".", field,
@@ -126,7 +118,7 @@ void validate_v_in_k(const KvCacheView& cache, const FieldName& name) {
 
 // The caller's own scales are divisors. Contents on a device are not read.
 void validate_scale_values(const KvCacheView& cache, const char* field, const KvScales& scales) {
-  if (!cache.device.is_host() || is_opaque(cache.format) || cache.num_blocks == 0) return;
+  if (!cache.device.is_host() || is_opaque(cache.format.layout) || cache.num_blocks == 0) return;
   const ScaleGranularity granularity = cache.format.scales;
   if (granularity != ScaleGranularity::kPerTensor && granularity != ScaleGranularity::kPerHead) {
     return;
@@ -161,28 +153,25 @@ void validate_format(const KvFormat& needs, const KvFormat& has) {
 
 void validate_cache(const KvCacheView& cache, CacheUse use, const FieldName& name) {
   validate_fields(cache, name);
-  validate_tensor_memory(cache, use,
-                         {.name = name,
-                          .field = "k",
-                          .data = cache.k,
-                          .strides = cache.k_strides,
-                          .dim = cache.head_dim,
-                          .opaque_bytes = cache.opaque_k_bytes});
+  const bool v_in_k = cache.format.v_in_k;
+  if (v_in_k) validate_v_in_k(cache, name);
+  if (cache.num_blocks == 0) return;
+  if (is_opaque(cache.format.layout)) {  // scales, if any, are inside the blocks
+    validate_opaque(cache, name, "k", cache.k, cache.k_strides.block, cache.opaque_k_bytes);
+    if (v_in_k || cache.opaque_v_bytes == 0) return;
+    validate_opaque(cache, name, "v", cache.v, cache.v_strides.block, cache.opaque_v_bytes);
+    return;
+  }
+  validate_pointer(cache, name, "k", cache.k);
+  if (!v_in_k) validate_pointer(cache, name, "v", cache.v);
+  validate_strides(cache, use, name);
   validate_scales(cache, use, name, "k_scales", cache.k_scales);
-  if (cache.format.v_in_k) return validate_v_in_k(cache, name);
-  validate_tensor_memory(cache, use,
-                         {.name = name,
-                          .field = "v",
-                          .data = cache.v,
-                          .strides = cache.v_strides,
-                          .dim = cache.value_dim,
-                          .opaque_bytes = cache.opaque_v_bytes});
+  if (v_in_k) return;
   validate_scales(cache, use, name, "v_scales", cache.v_scales);
-  if (use == CacheUse::kRead || cache.num_blocks == 0) return;
-  require(cache.v != cache.k, name, ".v: the same memory as k without v_in_k");
-  require(cache.format.scales != ScaleGranularity::kPerTokenHead || is_opaque(cache.format) ||
-              cache.v_scales.data != cache.k_scales.data,
-          name, ".v_scales: the same memory as k_scales without v_in_k");
+  const bool stores_scales =
+      use == CacheUse::kWrite && cache.format.scales == ScaleGranularity::kPerTokenHead;
+  require(!stores_scales || cache.v_scales.data != cache.k_scales.data, name,
+          ".v_scales: the same memory as k_scales");
 }
 
 void validate_cache(const AttentionSpec& spec, const KvCacheView& cache, Device device,

@@ -61,9 +61,9 @@ void validate_layout(const AttentionSpec& spec) {
   require(layout == KvLayoutId::kPlain || layout == KvLayoutId::kPairTiled ||
               layout >= KvLayoutId::kFirstPrivate,
           "spec.kv.layout: unknown: ", static_cast<int>(layout));
-  if (layout == KvLayoutId::kPairTiled && !pair_tiled_layout_fits(spec)) {
-    fail(ErrorCode::kInvalidArgument, "spec.kv.layout: pair-tiled does not fit ", to_string(spec));
-  }
+  require(layout != KvLayoutId::kPairTiled || pair_tiled_layout_fits(spec),
+          "spec.kv.layout: pair-tiled does not fit block_size, head_dim and value_dim: ",
+          spec.kv.block_size, ", ", spec.head_dim, ", ", spec.value_dim);
 }
 
 void validate_mask(const AttentionSpec& spec) {
