@@ -106,23 +106,26 @@ QUIRE_HOST_DEVICE constexpr KeyRange positions_seen(const Mask& mask, std::int64
   return {begin, end > begin ? end : begin};
 }
 
+// The keys that some query of a sequence with a tree mask may see. Depths order positions freely:
+// from the earliest possible query on, all that is new included.
+QUIRE_HOST_DEVICE constexpr KeyRange keys_seen_in_tree(const Mask& mask, const SequenceView& s) {
+  const KeyRange old = positions_seen(mask, s.first_new(), s.kv_len);
+  return {old.begin < s.first_new() ? old.begin : s.first_new(), s.kv_len};
+}
+
 // The keys that some query of [first, last) may see. An empty result may begin past kv_len.
 QUIRE_HOST_DEVICE constexpr KeyRange keys_seen(const Mask& mask, Alignment alignment,
                                                const SequenceView& s, std::int64_t first,
                                                std::int64_t last) {
   if (first >= last) return {0, 0};
   if (alignment == Alignment::kUnaligned) return {0, s.kv_len};
-  if (s.tree_bits == nullptr && s.tree_depths == nullptr) {
-    // Both ends grow with the query, and ranges of neighbours touch, so the union is one range.
-    // Leading rows may see nothing (negative positions): their empty ranges begin no later.
-    const KeyRange low = positions_seen(mask, query_position(s, first), s.kv_len);
-    const KeyRange high = positions_seen(mask, query_position(s, last - 1), s.kv_len);
-    const std::int64_t end = high.end;
-    return {low.begin < end ? low.begin : end, end};
-  }
-  // Depths order positions freely: from the earliest possible query on, all that is new included.
-  const KeyRange old = positions_seen(mask, s.first_new(), s.kv_len);
-  return {old.begin < s.first_new() ? old.begin : s.first_new(), s.kv_len};
+  if (s.tree_bits != nullptr || s.tree_depths != nullptr) return keys_seen_in_tree(mask, s);
+  // Both ends grow with the query, and ranges of neighbours touch, so the union is one range.
+  // Leading rows may see nothing (negative positions): their empty ranges begin no later.
+  const KeyRange low = positions_seen(mask, query_position(s, first), s.kv_len);
+  const KeyRange high = positions_seen(mask, query_position(s, last - 1), s.kv_len);
+  const std::int64_t end = high.end;
+  return {low.begin < end ? low.begin : end, end};
 }
 
 }  // namespace quire
