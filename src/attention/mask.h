@@ -86,6 +86,14 @@ QUIRE_HOST_DEVICE constexpr bool is_visible(const Mask& mask, Alignment alignmen
   return mask.chunk <= 0 || floor_div(key, mask.chunk) == floor_div(query, mask.chunk);
 }
 
+// May any query see key j? What none sees has no place in the cache that could be looked at.
+QUIRE_HOST_DEVICE constexpr bool is_seen(const Mask& mask, Alignment alignment,
+                                         const SequenceView& s, std::int64_t j) {
+  std::int64_t i = s.q_len;  // from the last one down, which in most batches sees most
+  while (i > 0 && !is_visible(mask, alignment, s, i - 1, j)) --i;
+  return i > 0;
+}
+
 // The keys with positions that a query at `position` may see, causality and windows and chunk.
 QUIRE_HOST_DEVICE constexpr KeyRange positions_seen(const Mask& mask, std::int64_t position,
                                                     std::int64_t kv_len) {
