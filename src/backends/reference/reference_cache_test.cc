@@ -364,15 +364,15 @@ TEST(ReferenceCacheTest, MergeTakesTheSink) {
   expect_values(result.lse, {kLn8});
 }
 
-// Partials in f16 and bf16, two rows and two heads, out in bf16: 3/4 and 1/4 of 4 and 8 are 5.
-TEST(ReferenceCacheTest, MergeOfMixedFormats) {
+// Partials in f16, out in bf16, two rows and two heads: 3/4 of 4 and 1/4 of 8 are 5.
+TEST(ReferenceCacheTest, MergeConverts) {
   const std::array<Float16, 4> first{{{0x4400}, {0x4400}, {0x4400}, {0x4400}}};
-  const std::array<BFloat16, 4> second{{{0x4100}, {0x4100}, {0x4100}, {0x4100}}};
+  const std::array<Float16, 4> second{{{0x4800}, {0x4800}, {0x4800}, {0x4800}}};
   const std::array<float, 4> first_lse{kLn3, 0, kLn3, -kInf};
   const std::array<float, 4> second_lse{0, kLn3, -kInf, 0};
   const std::array<Partial, 2> partials{
       Partial{{first.data(), DType::kF16, {2, 2, 1}}, {first_lse.data(), DType::kF32, {2, 2}}},
-      Partial{{second.data(), DType::kBF16, {2, 2, 1}}, {second_lse.data(), DType::kF32, {2, 2}}}};
+      Partial{{second.data(), DType::kF16, {2, 2, 1}}, {second_lse.data(), DType::kF32, {2, 2}}}};
   std::array<BFloat16, 4> out{};
   make_reference_backend({})->merge(partials, {},
                                     {.out = {out.data(), DType::kBF16, {2, 2, 1}}, .lse = {}});

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/tensor_element.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <limits>
+
+namespace quire {
+namespace {
+
+float stored_as(DType dtype, double x) {
+  std::array<float, 1> storage{};
+  const MutableTensorView tensor(storage.data(), dtype, {1});
+  store_element(tensor, x, 0);
+  return load_element(tensor, 0);
+}
+
+TEST(TensorElementTest, IndexFollowsTheStrides) {
+  std::array<float, 24> data{};
+  for (std::size_t i = 0; i < data.size(); ++i) data[i] = static_cast<float>(i);
+  TensorView tensor(data.data(), DType::kF32, {2, 3, 4});
+  EXPECT_EQ(load_element(tensor, 1, 2, 3), 23);
+  EXPECT_EQ(load_element(tensor, 1, 0, 2), 14);
+  tensor.strides = {1, 0, 5};
+  EXPECT_EQ(load_element(tensor, 1, 2, 3), 16);
+}
+
+// Just above the middle of 1 and its neighbour in the format; f32 cannot hold the difference, so a
+// rounding to nearest on the way would make it a tie, and the tie goes down to 1.
+TEST(TensorElementTest, RoundsOnce) {
+  EXPECT_EQ(stored_as(DType::kF16, 1 + 0x1p-11 + 0x1p-40), 1 + 0x1p-10F);
+  EXPECT_EQ(stored_as(DType::kF16, 1 + 0x1p-11), 1);
+  EXPECT_EQ(stored_as(DType::kF16, -(1 + 0x1p-11 + 0x1p-40)), -(1 + 0x1p-10F));
+  EXPECT_EQ(stored_as(DType::kBF16, 1 + 0x1p-8 + 0x1p-40), 1 + 0x1p-7F);
+  EXPECT_EQ(stored_as(DType::kBF16, 1 + 0x1p-8), 1);
+  // And just below a tie that would go up.
+  EXPECT_EQ(stored_as(DType::kF16, 1 + 3 * 0x1p-11 - 0x1p-40), 1 + 0x1p-10F);
+  EXPECT_EQ(stored_as(DType::kF16, 1 + 3 * 0x1p-11), 1 + 2 * 0x1p-10F);
+}
+
+TEST(TensorElementTest, NearestInF32) {
+  EXPECT_EQ(stored_as(DType::kF32, 1 + 0x1p-24), 1);
+  EXPECT_EQ(stored_as(DType::kF32, 1 + 0x1p-24 + 0x1p-50), 1 + 0x1p-23F);
+}
+
+TEST(TensorElementTest, EndsOfTheRange) {
+  EXPECT_EQ(stored_as(DType::kF16, 65519.9999), 65504);
+  EXPECT_EQ(stored_as(DType::kF16, 65520), HUGE_VALF);
+  EXPECT_EQ(stored_as(DType::kF16, 1e300), HUGE_VALF);
+  EXPECT_EQ(stored_as(DType::kF16, 1e-300), 0);
+  EXPECT_EQ(stored_as(DType::kF16, 0x1p-25 * (1 + 0x1p-40)), 0x1p-24F);  // smallest subnormal
+  EXPECT_EQ(stored_as(DType::kBF16, -HUGE_VAL), -HUGE_VALF);
+  EXPECT_TRUE(std::signbit(stored_as(DType::kBF16, -0.0)));
+  EXPECT_TRUE(std::isnan(stored_as(DType::kBF16, std::numeric_limits<double>::quiet_NaN())));
+}
+
+}  // namespace
+}  // namespace quire
