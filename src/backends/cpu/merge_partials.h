@@ -9,9 +9,9 @@
 
 namespace quire::cpu {
 
-// One row of one head. `sum` is [value_dim] scratch.
+// One row of one head.
 void merge_partials_row(std::span<const Partial> partials, ArrayView<float> sinks,
-                        const AttentionOutput& output, std::int64_t row, std::int64_t head,
-                        float* sum) noexcept;
+                        const AttentionOutput& output, std::int64_t row,
+                        std::int64_t head) noexcept;
 
 }  // namespace quire::cpu
