@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <type_traits>
 #include <vector>
 
 #include "quire/device.h"
@@ -63,18 +64,18 @@ struct BasicTensorView {
     }
   }
 
-  bool present() const noexcept { return rank != 0; }
   // What is written may also be read.
-  operator BasicTensorView<const void*>() const noexcept {  // NOLINT(google-explicit-constructor)
-    BasicTensorView<const void*> view;
-    view.data = data;
-    view.dtype = dtype;
-    view.rank = rank;
-    view.shape = shape;
-    view.strides = strides;
-    view.device = device;
-    return view;
-  }
+  template <class Other>
+    requires(std::is_same_v<Pointer, const void*> && std::is_same_v<Other, void*>)
+  BasicTensorView(const BasicTensorView<Other>& written)  // NOLINT(google-explicit-constructor)
+      : data(written.data),
+        dtype(written.dtype),
+        rank(written.rank),
+        shape(written.shape),
+        strides(written.strides),
+        device(written.device) {}
+
+  bool present() const noexcept { return rank != 0; }
 };
 
 using TensorView = BasicTensorView<const void*>;
