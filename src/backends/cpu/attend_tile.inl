@@ -52,7 +52,9 @@ inline void finish_scores(const AttendCall& call, const SequenceView& sequence,
     const auto& strides = params.bias.strides;
     const std::int64_t row = tile.sequence * strides[0] + head * strides[1] + query * strides[2];
     for (std::int64_t j = 0; j < keys; ++j) {
-      s[j] += load_float(params.bias.dtype, params.bias.data, row + (first + j) * strides[3]);
+      const float bias =
+          load_float(params.bias.dtype, params.bias.data, row + (first + j) * strides[3]);
+      s[j] = bias == kNegativeInfinity ? bias : s[j] + bias;  // hides the key whatever it holds
     }
   }
 }
