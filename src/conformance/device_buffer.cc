@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "conformance/device_buffer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "conformance/index.h"
+
+namespace quire::conformance {
+namespace {
+
+// Address sanitizers find stray reads and writes themselves, if the buffer is no larger than asked.
+#if defined(__SANITIZE_ADDRESS__)
+constexpr std::int64_t kGuardBytes = 0;
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+constexpr std::int64_t kGuardBytes = 0;
+#else
+constexpr std::int64_t kGuardBytes = 256;
+#endif
+#else
+constexpr std::int64_t kGuardBytes = 256;
+#endif
+
+// Above it only what is uploaded is written: large memory is reserved, not committed.
+constexpr std::int64_t kMaxFilledBytes = std::int64_t{1} << 30;
+
+constexpr unsigned char kPoisonByte = std::to_integer<unsigned char>(kPoison);
+
+}  // namespace
+
+DeviceBuffer::DeviceBuffer(DeviceMemory& memory, std::int64_t size_bytes)
+    : memory_(memory), size_bytes_(size_bytes) {
+  const std::int64_t all_bytes = size_bytes + 2 * kGuardBytes;
+  base_ = static_cast<std::byte*>(memory_.allocate(all_bytes));
+  data_ = base_ + kGuardBytes;
+  if (size_bytes <= kMaxFilledBytes) {
+    memory_.fill(base_, kPoisonByte, all_bytes, {});
+  } else {
+    memory_.fill(base_, kPoisonByte, kGuardBytes, {});
+    memory_.fill(data_ + size_bytes_, kPoisonByte, kGuardBytes, {});
+  }
+  memory_.synchronize({});
+}
+
+DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
+    : memory_(other.memory_),
+      size_bytes_(other.size_bytes_),
+      base_(std::exchange(other.base_, nullptr)),
+      data_(std::exchange(other.data_, nullptr)) {}
+
+DeviceBuffer::~DeviceBuffer() {
+  if (base_ != nullptr) memory_.free(base_);
+}
+
+void DeviceBuffer::upload(const void* host, std::int64_t offset_bytes, std::int64_t size) {
+  QUIRE_CHECK(offset_bytes >= 0 && size >= 0 && offset_bytes + size <= size_bytes_);
+  memory_.copy_to_device(data_ + offset_bytes, host, size, {});
+  memory_.synchronize({});
+}
+
+void DeviceBuffer::download(void* host, std::int64_t offset_bytes, std::int64_t size) const {
+  QUIRE_CHECK(offset_bytes >= 0 && size >= 0 && offset_bytes + size <= size_bytes_);
+  memory_.copy_to_host(host, data_ + offset_bytes, size, {});
+  memory_.synchronize({});
+}
+
+std::vector<std::byte> DeviceBuffer::download() const {
+  std::vector<std::byte> bytes(at(size_bytes_));
+  download(bytes.data(), 0, size_bytes_);
+  return bytes;
+}
+
+bool DeviceBuffer::guards_are_intact() const {
+  std::vector<std::byte> guards(at(2 * kGuardBytes));
+  memory_.copy_to_host(guards.data(), base_, kGuardBytes, {});
+  memory_.copy_to_host(guards.data() + kGuardBytes, data_ + size_bytes_, kGuardBytes, {});
+  memory_.synchronize({});
+  return std::all_of(guards.begin(), guards.end(), [](std::byte b) { return b == kPoison; });
+}
+
+std::optional<std::string> first_difference(const std::vector<std::byte>& want,
+                                            const std::vector<std::byte>& got) {
+  QUIRE_CHECK(want.size() == got.size());
+  const auto [w, g] = std::mismatch(want.begin(), want.end(), got.begin());
+  if (w == want.end()) return std::nullopt;
+  return concat("byte ", w - want.begin(), " of ", want.size(), " changed from ", std::hex,
+                std::to_integer<int>(*w), " to ", std::to_integer<int>(*g));
+}
+
+}  // namespace quire::conformance
