@@ -144,7 +144,7 @@ void validate_lens(const BatchBounds& bounds, const ArrayView<std::int32_t>& len
 void validate_tree(const BatchView& batch, std::int64_t s) {
   const TreeMask& tree = batch.tree_mask;
   const std::int64_t begin = tree.begins[s];
-  require(begin >= -1, "tree_mask.begins: sequence ", s, " has offset below -1: ", begin);
+  require(begin >= -1, "tree_mask.begins: sequence ", s, " has an offset below -1: ", begin);
   if (begin < 0) return;
   const std::int64_t first_row = batch.queries.begins[s];
   const std::int64_t q_len = batch.queries.ends[s] - first_row;
