@@ -13,6 +13,7 @@ function(quire_add_test)
   endif()
   add_executable(${arg_NAME} ${arg_SOURCES})
   quire_target_flags(${arg_NAME})
+  target_include_directories(${arg_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${arg_NAME} PRIVATE quire_internal ${arg_LIBS} GTest::gmock_main)
   quire_add_test_run(NAME ${arg_NAME} TARGET ${arg_NAME} TIMEOUT ${arg_TIMEOUT}
                      LABELS ${arg_LABELS} ARGS ${arg_ARGS} ENVIRONMENT ${arg_ENVIRONMENT})

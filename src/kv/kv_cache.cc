@@ -114,6 +114,8 @@ void require_opaque_fits(const KvLayout& layout) {
               v_end <= layout.block_bytes,
           "opaque bytes of K and V must lie within block_bytes ", layout.block_bytes, ", end at ",
           k_end, " and ", v_end);
+  require(layout.opaque_v_bytes == 0 || k_end <= layout.v_offset_bytes,
+          "opaque bytes of K must end before V at ", layout.v_offset_bytes, ", end at ", k_end);
   require(layout.k_strides.block == layout.block_bytes &&
               (layout.opaque_v_bytes == 0 || layout.v_strides.block == layout.block_bytes),
           "the block strides of an opaque layout must be block_bytes ", layout.block_bytes,

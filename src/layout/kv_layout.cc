@@ -31,6 +31,8 @@ struct Axes {
   int head;
   int token;
   int dim;
+
+  const char* block_name() const { return token < 0 ? "row" : "block"; }
 };
 
 Axes axes_of(KvOrder order) {
@@ -44,7 +46,6 @@ struct Part {
   const void* data;
   const TensorView& tensor;
   Axes axes;
-  std::int64_t dims;         // that the part should have
   std::int64_t tensor_dims;  // that the last axis of the tensor should have
 };
 
@@ -69,8 +70,8 @@ void require_part(const AttentionSpec& spec, const Part& part) {
   const TensorView& tensor = part.tensor;
   require(tensor.dtype == spec.kv.dtype, part.name, " has dtype ", dtype_name(tensor.dtype),
           ", expected ", dtype_name(spec.kv.dtype));
-  require(extent(tensor, part.axes.block) >= 0, part.name, " axis ", part.axes.block,
-          " (block) has negative extent ", extent(tensor, part.axes.block));
+  require(extent(tensor, part.axes.block) >= 0, part.name, " axis ", part.axes.block, " (",
+          part.axes.block_name(), ") has negative extent ", extent(tensor, part.axes.block));
   require_extent(part.name, tensor, part.axes.head, "head", spec.num_kv_heads);
   if (part.axes.token >= 0) {
     require_extent(part.name, tensor, part.axes.token, "token", spec.kv.block_size);
@@ -113,7 +114,7 @@ KvCacheView make_view(const AttentionSpec& spec, const Part& k, const Part& v) {
     return view;
   }
   require_part(spec, v);
-  require_extent(v.name, v.tensor, v.axes.block, "block", view.num_blocks);
+  require_extent(v.name, v.tensor, v.axes.block, v.axes.block_name(), view.num_blocks);
   require(v.tensor.device == k.tensor.device,
           "K and V lie on different devices: ", device_kind_name(k.tensor.device.kind), " ",
           k.tensor.device.index, " and ", device_kind_name(v.tensor.device.kind), " ",
@@ -160,9 +161,8 @@ KvCacheView view_kv(const AttentionSpec& spec, KvOrder order, const MutableTenso
   const TensorView v_tensor = v;
   require_rank("K", k_tensor, 4);
   if (!spec.kv.v_in_k) require_rank("V", v_tensor, 4);
-  const KvCacheView view =
-      make_view(spec, {"K", k.data, k_tensor, axes, spec.head_dim, spec.head_dim},
-                {"V", v.data, v_tensor, axes, spec.value_dim, spec.value_dim});
+  const KvCacheView view = make_view(spec, {"K", k.data, k_tensor, axes, spec.head_dim},
+                                     {"V", v.data, v_tensor, axes, spec.value_dim});
   require_distinct_elements(view);
   return view;
 }
@@ -190,8 +190,8 @@ KvCacheView split_kv(const AttentionSpec& spec, KvOrder order, KvPacking packing
       checked_mul("offset of V", v_offset, dtype_bytes(tensor.dtype));
   const void* v_data =
       kv.data == nullptr ? nullptr : static_cast<const char*>(kv.data) + v_offset_bytes;
-  const KvCacheView view = make_view(spec, {"KV", kv.data, tensor, axes, spec.head_dim, dims},
-                                     {"KV", v_data, tensor, axes, spec.value_dim, dims});
+  const KvCacheView view =
+      make_view(spec, {"KV", kv.data, tensor, axes, dims}, {"KV", v_data, tensor, axes, dims});
   require_distinct_elements(view);
   return view;
 }
@@ -203,8 +203,8 @@ KvCacheView view_ragged(const AttentionSpec& spec, const TensorView& k, const Te
   const Axes axes = {0, 1, -1, 2};
   require_rank("K", k, 3);
   if (!spec.kv.v_in_k) require_rank("V", v, 3);
-  const KvCacheView view = make_view(spec, {"K", k.data, k, axes, spec.head_dim, spec.head_dim},
-                                     {"V", v.data, v, axes, spec.value_dim, spec.value_dim});
+  const KvCacheView view = make_view(spec, {"K", k.data, k, axes, spec.head_dim},
+                                     {"V", v.data, v, axes, spec.value_dim});
   // Only read, so rows and heads may share memory; offsets must be numbers all the same.
   element_range(view, KvTensor::kK);
   element_range(view, KvTensor::kV);
