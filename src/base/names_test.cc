@@ -8,16 +8,9 @@
 #include "quire/device.h"
 #include "quire/dtype.h"
 #include "quire/error.h"
-#include "quire/version.h"
 
 namespace quire {
 namespace {
-
-TEST(Names, VersionIsThatOfTheMacros) {
-  EXPECT_EQ(version(), std::to_string(QUIRE_VERSION_MAJOR) + "." +
-                           std::to_string(QUIRE_VERSION_MINOR) + "." +
-                           std::to_string(QUIRE_VERSION_PATCH));
-}
 
 TEST(Names, AreThePublishedOnes) {
   EXPECT_STREQ(dtype_name(DType::kF32), "f32");

@@ -4,7 +4,8 @@
 //   layer: [num_blocks] records of block_bytes | K scales | V scales     each part aligned
 //
 // Scales per (token, head) are [num_blocks, num_kv_heads, block_size], per head [num_kv_heads], per
-// tensor one number. With v_in_k there are those of K alone.
+// tensor one number. With v_in_k there are those of K alone. An opaque record holds its scales per
+// (token, head) itself.
 #include "quire/kv_cache.h"
 
 #include <algorithm>
@@ -30,7 +31,7 @@ struct ScaleShape {
   KvStrides strides;
 };
 
-ScaleShape scale_shape(const AttentionSpec& spec, std::int64_t num_blocks) {
+ScaleShape scale_shape(const AttentionSpec& spec, const KvLayout& layout, std::int64_t num_blocks) {
   const std::int64_t heads = spec.num_kv_heads;
   switch (spec.kv.scales) {
     case ScaleGranularity::kNone:
@@ -42,6 +43,7 @@ ScaleShape scale_shape(const AttentionSpec& spec, std::int64_t num_blocks) {
     case ScaleGranularity::kPerTokenHead:
       break;
   }
+  if (is_opaque(layout.id)) return {};
   const std::int64_t tokens = spec.kv.block_size;
   const std::int64_t per_block = checked_mul(kCacheBytes, heads, tokens);
   return {checked_mul(kCacheBytes, num_blocks, per_block),
@@ -191,7 +193,7 @@ KvCache::KvCache(DeviceMemory& memory, const AttentionSpec& spec, const KvLayout
                  const Options& options) {
   require_options(options);
   require_layout_fits(spec, layout);
-  const ScaleShape scales = scale_shape(spec, options.num_blocks);
+  const ScaleShape scales = scale_shape(spec, layout, options.num_blocks);
   const LayerMap map = make_layer_map(spec, layout, scales, options.num_blocks);
   // Room to align the first layer; every other one follows at a multiple of the alignment.
   const std::int64_t size_bytes =

@@ -208,7 +208,8 @@ TEST(KvCache, LargerAlignmentIsKept) {
 }
 
 TEST(KvCache, OpaqueRecords) {
-  AttentionSpec spec = make_spec();
+  // Scales per (token, head) are inside the record.
+  const AttentionSpec spec = make_spec(DType::kI8, ScaleGranularity::kPerTokenHead);
   KvLayout layout;
   layout.id = KvLayoutId::kFirstPrivate;
   layout.block_bytes = 256;
@@ -221,6 +222,7 @@ TEST(KvCache, OpaqueRecords) {
   EXPECT_EQ(cache.size_bytes(), 2 * 3 * 256);
   EXPECT_EQ(static_cast<char*>(cache.layer(1).v) - static_cast<char*>(cache.layer(0).k),
             3 * 256 + 128);
+  EXPECT_EQ(cache.layer(0).k_scales.data, nullptr);
   EXPECT_EQ(cache.layer(0).opaque_k_bytes, 100);
   EXPECT_EQ(cache.layer(0).opaque_v_bytes, 128);
   layout.opaque_v_bytes = 129;

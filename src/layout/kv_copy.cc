@@ -201,14 +201,11 @@ void copy_opaque(const KvCacheView& src, const KvCacheView& dst, const BlockCopy
 void copy_layer(const KvCacheView& src, const KvCacheView& dst,
                 const BlockRegionCopy& copy) noexcept {
   const bool has_v = !src.format.v_in_k;
-  if (is_opaque(src.format.layout)) {
-    copy_opaque(src, dst, copy.blocks);
-  } else {
-    copy_tensor(src, dst, KvTensor::kK, copy);
-    if (has_v) copy_tensor(src, dst, KvTensor::kV, copy);
-  }
-  // A backend may keep the scales inside its opaque blocks: then there are no scale tensors.
-  if (src.format.scales != ScaleGranularity::kPerTokenHead || src.k_scales.data == nullptr) return;
+  // An opaque block holds all that belongs to its tokens, scales included.
+  if (is_opaque(src.format.layout)) return copy_opaque(src, dst, copy.blocks);
+  copy_tensor(src, dst, KvTensor::kK, copy);
+  if (has_v) copy_tensor(src, dst, KvTensor::kV, copy);
+  if (src.format.scales != ScaleGranularity::kPerTokenHead) return;
   copy_scales(src.k_scales, dst.k_scales, src.num_kv_heads, copy);
   if (has_v) copy_scales(src.v_scales, dst.v_scales, src.num_kv_heads, copy);
 }

@@ -236,49 +236,37 @@ TEST(KvCopy, ScalesOfTheCallerDoNotTravel) {
   }
 }
 
-// An opaque block: its K and V bytes, and nothing of the padding between records.
+// An opaque block: its K and V bytes, and nothing of the padding between records. Scales per
+// (token, head), if it has any, are among them.
 TEST(KvCopy, OpaqueBlocksMoveAsBytes) {
-  for (const bool scaled : {false, true}) {
-    std::vector<unsigned char> src_bytes(400);
-    std::vector<unsigned char> dst_bytes(400);
-    for (std::size_t i = 0; i < src_bytes.size(); ++i) {
-      src_bytes[i] = static_cast<unsigned char>(scramble(static_cast<std::uint32_t>(i)));
-      dst_bytes[i] = static_cast<unsigned char>(scramble(static_cast<std::uint32_t>(i) + 1000U));
-    }
-    std::vector<float> src_scales = {1, 2, 3, 4, 5, 6, 7, 8};
-    std::vector<float> dst_scales(8, 0.5F);
-    KvCacheView src;
-    src.format.layout = KvLayoutId::kFirstPrivate;
-    src.format.block_size = 2;
-    src.format.dtype = DType::kI8;
-    src.num_kv_heads = 1;
-    src.num_blocks = 2;
-    src.k_strides.block = 200;
-    src.v_strides.block = 200;
-    src.opaque_k_bytes = 70;
-    src.opaque_v_bytes = 50;
-    if (scaled) src.format.scales = ScaleGranularity::kPerTokenHead;
-    KvCacheView dst = src;
-    src.k = src_bytes.data();
-    src.v = src_bytes.data() + 100;
-    dst.k = dst_bytes.data();
-    dst.v = dst_bytes.data() + 100;
-    if (scaled) {
-      src.k_scales = {src_scales.data(), {2, 2, 1}};
-      src.v_scales = {src_scales.data() + 4, {2, 2, 1}};
-      dst.k_scales = {dst_scales.data(), {2, 2, 1}};
-      dst.v_scales = {dst_scales.data() + 4, {2, 2, 1}};
-    }
-    std::vector<unsigned char> expected = dst_bytes;
-    std::memcpy(expected.data() + 200, src_bytes.data(), 70);
-    std::memcpy(expected.data() + 300, src_bytes.data() + 100, 50);
-    const std::array<BlockCopy, 1> copies = {{{0, 1}}};
-    copy_blocks_host({&src, 1}, {&dst, 1}, copies);
-    EXPECT_TRUE(dst_bytes == expected);
-    const float x = 0.5F;
-    EXPECT_EQ(dst_scales,
-              scaled ? (std::vector<float>{x, x, 1, 2, x, x, 5, 6}) : std::vector<float>(8, x));
+  std::vector<unsigned char> src_bytes(400);
+  std::vector<unsigned char> dst_bytes(400);
+  for (std::size_t i = 0; i < src_bytes.size(); ++i) {
+    src_bytes[i] = static_cast<unsigned char>(scramble(static_cast<std::uint32_t>(i)));
+    dst_bytes[i] = static_cast<unsigned char>(scramble(static_cast<std::uint32_t>(i) + 1000U));
   }
+  KvCacheView src;
+  src.format.layout = KvLayoutId::kFirstPrivate;
+  src.format.block_size = 2;
+  src.format.dtype = DType::kI8;
+  src.format.scales = ScaleGranularity::kPerTokenHead;
+  src.num_kv_heads = 1;
+  src.num_blocks = 2;
+  src.k_strides.block = 200;
+  src.v_strides.block = 200;
+  src.opaque_k_bytes = 70;
+  src.opaque_v_bytes = 50;
+  KvCacheView dst = src;
+  src.k = src_bytes.data();
+  src.v = src_bytes.data() + 100;
+  dst.k = dst_bytes.data();
+  dst.v = dst_bytes.data() + 100;
+  std::vector<unsigned char> expected = dst_bytes;
+  std::memcpy(expected.data() + 200, src_bytes.data(), 70);
+  std::memcpy(expected.data() + 300, src_bytes.data() + 100, 50);
+  const std::array<BlockCopy, 1> copies = {{{0, 1}}};
+  copy_blocks_host({&src, 1}, {&dst, 1}, copies);
+  EXPECT_TRUE(dst_bytes == expected);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What memory the elements of a cache cover: how far they reach, and whether two of them coincide.
-// Host only; used where views and caches are made, never in a step.
+// Host only; allocates nothing unless it throws.
 #pragma once
 
 #include <cstdint>
