@@ -34,6 +34,9 @@ const Case kAppendCases[] = {
      "new_kv.k: offsets exceed 64 bits, strides: [2305843009213693951, 8, 1]"},
     {"k_elsewhere", "append", [](Step& s) { s.new_kv.k.device = kElsewhere; },
      "new_kv.k: on custom 1, but the backend computes on host"},
+    {"k_misaligned", "append",
+     [](Step& s) { s.new_kv.k.data = static_cast<const char*>(s.new_kv.k.data) + 2; },
+     "new_kv.k: not aligned to 4 bytes: 0x*"},
     {"k_null", "append", [](Step& s) { s.new_kv.k.data = nullptr; }, "new_kv.k: null"},
     {"v_missing", "append", [](Step& s) { s.new_kv.v = {}; }, "new_kv.v: needs rank 3, has 0"},
     {"v_given_with_v_in_k", "append",
@@ -76,6 +79,8 @@ const Case kAppendCases[] = {
      "cache.k: null, num_blocks 10"},
     {"cache_v_null", "append", [](Step& s) { s.cache.v = nullptr; },
      "cache.v: null, num_blocks 10"},
+    {"cache_misaligned", "append", [](Step& s) { s.cache.k = static_cast<char*>(s.cache.k) + 1; },
+     "cache.k: not aligned to 4 bytes: 0x*"},
     {"cache_tokens_overlap", "append", [](Step& s) { s.cache.k_strides.token = 7; },
      "cache: elements of K overlap: the stride of token is 7, what lies inside it covers 8"},
     {"cache_v_is_k", "append", [](Step& s) { s.cache.v = s.cache.k; },
@@ -90,6 +95,24 @@ const Case kAppendCases[] = {
        s.new_kv.v = {};
      },
      "cache.v: differs from k with v_in_k"},
+    {"v_in_k_strides", "append",
+     [](Step& s) {
+       s.spec.kv.v_in_k = true;
+       s.cache.format.v_in_k = true;
+       s.new_kv.v = {};
+       s.cache.v = s.cache.k;
+     },
+     "cache.v_strides: differ from k_strides with v_in_k"},
+    {"v_in_k_scales", "append",
+     [](Step& s) {
+       s.quantize(ScaleGranularity::kPerHead);
+       s.spec.kv.v_in_k = true;
+       s.cache.format.v_in_k = true;
+       s.new_kv.v = {};
+       s.cache.v = s.cache.k;
+       s.cache.v_strides = s.cache.k_strides;
+     },
+     "cache.v_scales: differ from k_scales with v_in_k"},
     {"slot_beyond_cache", "append", [](Step& s) { s.slots[3] = 40; },
      "kv.slots: index 3 holds slot 40, not below the slots of the cache: 40"},
     {"scales_not_of_format", "append", [](Step& s) { s.cache.v_scales.data = s.slopes.data(); },
@@ -119,6 +142,20 @@ const Case kAppendCases[] = {
        s.cache.v_scales.strides.block = 2;
      },
      "cache.v_scales.strides: per-head needs 0 for block and token, has: 2, 0"},
+    {"scales_misaligned", "append",
+     [](Step& s) {
+       s.quantize(ScaleGranularity::kPerTensor);
+       const auto address = reinterpret_cast<std::uintptr_t>(s.cache.k_scales.data);
+       s.cache.k_scales.data = reinterpret_cast<float*>(address + 2);
+     },
+     "cache.k_scales: not aligned to 4 bytes: 0x*"},
+    {"scale_strides_overflow", "append",
+     [](Step& s) {
+       s.quantize(ScaleGranularity::kPerHead);
+       s.cache.k_scales.strides.head = std::int64_t{1} << 61;
+     },
+     "cache.k_scales.strides: offsets exceed 64 bits, block, head and token: "
+     "0, 2305843009213693952, 0"},
     {"token_scales_overlap", "append",
      [](Step& s) {
        s.quantize(ScaleGranularity::kPerTokenHead);
@@ -155,6 +192,8 @@ const Case kAttendCases[] = {
      "params.alibi_slopes: the spec does not declare them"},
     {"alibi_size", "attend", [](Step& s) { s.params.alibi_slopes.size = 2; },
      "params.alibi_slopes: needs 4 heads, has 2"},
+    {"alibi_null", "attend", [](Step& s) { s.params.alibi_slopes.data = nullptr; },
+     "params.alibi_slopes: null"},
     {"alibi_infinite", "attend", [](Step& s) { s.slopes[2] = kInfinity; },
      "params.alibi_slopes: head 2 is not finite: inf"},
     {"sinks_undeclared", "attend", [](Step& s) { s.spec.features.sinks = false; },

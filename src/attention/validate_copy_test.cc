@@ -54,6 +54,19 @@ const Case kCopyCases[] = {
      "dst[1]: on custom 1, neither on the host nor where the backend computes, host"},
     {"src_null", "copy_blocks", [](Step& s) { s.src[1].k = nullptr; },
      "src[1].k: null, num_blocks 10"},
+    {"src_block_size", "copy_blocks", [](Step& s) { s.src[1].format.block_size = 0; },
+     "src[1].format.block_size: not positive: 0"},
+    {"src_dtype", "copy_blocks", [](Step& s) { s.src[0].format.dtype = static_cast<DType>(9); },
+     "src[0].format.dtype: unknown: 9"},
+    {"src_granularity", "copy_blocks",
+     [](Step& s) { s.src[0].format.scales = static_cast<ScaleGranularity>(9); },
+     "src[0].format.scales: unknown: 9"},
+    {"src_v_in_k", "copy_blocks",
+     [](Step& s) {
+       s.src[1].format.v_in_k = true;
+       s.src[1].value_dim = 9;
+     },
+     "src[1].value_dim: exceeds head_dim 8 with v_in_k: 9"},
     {"dst_overlaps", "copy_blocks", [](Step& s) { s.dst[0].v_strides.block = 47; },
      "dst[0]: elements of V overlap: the stride of block is 47, what lies inside it covers 48"},
     {"heads", "copy_blocks", [](Step& s) { s.dst[1].num_kv_heads = 1; },
@@ -166,6 +179,15 @@ TEST(ValidateCopy, ExportAndImportNeedOnePlainEnd) {
   larger[1].k_strides.block = 65;
   EXPECT_EQ(message_of([&] { backend.copy_blocks(larger, opaque, step.copies); }),
             "dst[1].opaque_k_bytes: needs 65 as src, has 64");
+  const auto copy_message = [&] {
+    return message_of([&] { backend.copy_blocks(larger, larger, step.copies); });
+  };
+  larger[1].k_strides.block = std::int64_t{1} << 61;
+  EXPECT_EQ(copy_message(), "src[1].k_strides.block: offsets exceed 64 bits: 2305843009213693952");
+  larger[0].opaque_v_bytes = -1;
+  EXPECT_EQ(copy_message(), "src[0].opaque_v_bytes: not positive: -1");
+  larger[0].k = nullptr;
+  EXPECT_EQ(copy_message(), "src[0].k: null, num_blocks 10");
   EXPECT_EQ(backend.calls.size(), 2U);
 }
 

@@ -195,7 +195,12 @@ void expect_refused(const Case& spoiled) {
   spoiled.spoil(step);
   const Refusal refusal = run_all(backend, step);
   EXPECT_EQ(refusal.call, spoiled.call);
-  EXPECT_EQ(refusal.message, spoiled.message);
+  const std::string expected = spoiled.message;
+  if (expected.ends_with("*")) {
+    EXPECT_EQ(refusal.message.substr(0, expected.size() - 1) + "*", expected) << refusal.message;
+  } else {
+    EXPECT_EQ(refusal.message, expected);
+  }
   EXPECT_EQ(refusal.code, ErrorCode::kInvalidArgument);
   EXPECT_TRUE(backend.calls.empty()) << "reached do_" << backend.calls.front();
   EXPECT_TRUE(step.written_is_unchanged());

@@ -97,7 +97,8 @@ struct Refusal {
 // import_blocks, in this order.
 Refusal run_all(RecordingBackend& backend, Step& step);
 
-// A step that is wrong in one place, the call that must refuse it, and all of its message.
+// A step that is wrong in one place, the call that must refuse it, and all of its message; where
+// that ends with an address, a final * stands for it.
 struct Case {
   const char* name;
   const char* call;

@@ -110,6 +110,8 @@ const Case kSpecCases[] = {
     {"keys_beyond_32_bits", "make_prepared",
      [](Step& s) { s.bounds.max_kv_len = std::int64_t{1} << 31; },
      "bounds.max_kv_len: not in [0, 2147483647]: 2147483648"},
+    {"total_negative", "make_prepared", [](Step& s) { s.bounds.max_total_kv_len = -1; },
+     "bounds.max_total_kv_len: negative: -1"},
     {"total_below_one", "make_prepared", [](Step& s) { s.bounds.max_total_kv_len = 63; },
      "bounds.max_total_kv_len: less than max_kv_len 64: 63"},
     {"total_overflows", "make_prepared",
@@ -131,6 +133,12 @@ const Case kBatchCases[] = {
      "kv.slots: negative size: -1"},
     {"null_array", "prepare", [](Step& s) { s.batch.kv.lens.data = nullptr; },
      "kv.lens: null, size 4"},
+    {"misaligned_array", "prepare",
+     [](Step& s) {
+       const auto address = reinterpret_cast<std::uintptr_t>(s.slots.data());
+       s.batch.kv.slots.data = reinterpret_cast<const std::int64_t*>(address + 4);
+     },
+     "kv.slots: not aligned to 8 bytes: 0x*"},
     {"two_devices", "prepare", [](Step& s) { s.batch.kv.lens.device = kElsewhere; },
      "kv.lens: on custom 1, but queries.begins on host"},
     {"negative_begin", "prepare", [](Step& s) { s.begins[0] = -1; },
