@@ -21,7 +21,9 @@ Library open_library(const char* soname, std::string& reason) {
   Library library(dlopen(soname, RTLD_LAZY | RTLD_LOCAL));
   if (!library) {
     const char* message = dlerror();
-    reason = message != nullptr ? message : "cannot be loaded";
+    reason = message != nullptr ? message : std::string(soname) + " cannot be loaded";
+    // The usual case, in words of a length for a table.
+    if (reason.find("No such file") != std::string::npos) reason = std::string(soname) + " not found";
   }
   return library;
 }
