@@ -61,6 +61,26 @@ double shortest_split(const PlanSpec& spec, std::int64_t tile_rows) {
   return std::max(keys, real(rule.min_keys));
 }
 
+// The partial rows of sequences of one row tile and of several, with the keys shared out between
+// them in the worst way. Many tiles and many splits at once are rare: rows_i * splits_i <= peak
+// gives, by Cauchy and Schwarz, sum(rows_i * splits_i) <= sqrt(peak * sum(rows_i) * sum(splits_i)).
+double mixed_rows(const PlanSpec& spec, const SplitBatch& batch, const Peak& one_tile,
+                  const Peak& many_tiles) {
+  constexpr int kShares = 64;
+  const double rows = batch.tokens * real(spec.group * spec.num_kv_heads);
+  const double split = shortest_split(spec, spec.params.row_tile);
+  double worst = 0;
+  for (int share = 0; share < kShares; ++share) {  // rounded up on both sides
+    SplitBatch single = batch;
+    SplitBatch tiled = batch;
+    single.keys = batch.keys * (share + 1) / kShares;
+    tiled.keys = batch.keys * (kShares - share) / kShares;
+    const double schwarz = std::sqrt(many_tiles.per_sequence * rows * tiled.keys / split);
+    worst = std::max(worst, single.total(one_tile) + std::min(tiled.total(many_tiles), schwarz));
+  }
+  return worst;
+}
+
 }  // namespace
 
 PlanSpec make_plan_spec(const AttentionSpec& spec, const PlanParams& params) {
@@ -125,13 +145,8 @@ PlanBounds plan_bounds(const PlanSpec& spec, const BatchBounds& bounds) {
         .add(partial_rows, q_len, split * real(splits));
   }
 
-  // Many row tiles and many splits at once are rare: rows_i * splits_i <= peak gives, by Cauchy and
-  // Schwarz, sum(rows_i * splits_i) <= sqrt(peak * sum(rows_i) * sum(splits_i)).
-  const double tiled_rows = tokens * real(spec.group * spec.num_kv_heads);
-  const double tiled_splits = keys / shortest_split(spec, row_tile);
-  const double tiled = std::min(batch.total(rows_in_tiles),
-                                std::sqrt(rows_in_tiles.per_sequence * tiled_rows * tiled_splits));
-  const double partial_rows = std::min(batch.total(rows), batch.total(rows_in_tile) + tiled);
+  const double partial_rows =
+      std::min(batch.total(rows), mixed_rows(spec, batch, rows_in_tile, rows_in_tiles));
 
   // ceil(rows / row_tile) <= 1 + rows / row_tile, and <= 2 * rows / row_tile from one tile on.
   const double tiles_per_token = real(spec.group) / real(row_tile);

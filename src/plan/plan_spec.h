@@ -29,10 +29,9 @@ struct SplitRule {
   std::int64_t max_partial_percent = 5;
   // Items of one sequence after which more splits only cost: four for each of 132 SMs.
   std::int64_t max_items = 512;
-  // Rows of partial results of one sequence, over all heads and splits: bounds the workspace. 16384
-  // rows of 128 f32 are 8 MB, a sixth of the L2; splits of 256 tokens with 32 heads still fit
-  // twice.
-  std::int64_t max_partial_rows = 16384;
+  // Rows of partial results of one sequence, over all heads and splits: bounds the workspace. Full
+  // tiles of 64 rows may make 128 items, one for each SM; decodes stay far below.
+  std::int64_t max_partial_rows = 8192;
 };
 
 struct PlanParams {

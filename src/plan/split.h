@@ -40,7 +40,7 @@ QUIRE_HOST_DEVICE constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b
 QUIRE_HOST_DEVICE constexpr std::int64_t floor_sqrt(std::int64_t value) {
   std::int64_t rest = value;
   std::int64_t root = 0;
-  std::int64_t bit = std::int64_t{1} << 30;
+  std::int64_t bit = std::int64_t{1} << (value < 65536 ? 14 : 30);
   while (bit > value) bit >>= 2;
   for (; bit != 0; bit >>= 2) {
     const bool fits = rest >= root + bit;
@@ -58,6 +58,7 @@ QUIRE_HOST_DEVICE constexpr KeyRange tile_keys(const PlanSpec& spec, const Seque
   s.q_len = plan.q_len;
   s.kv_len = plan.kv_len;
   if (plan.has_tree) return keys_seen_in_tree(spec.mask, s);
+  if (plan.num_row_tiles == 1) return keys_seen(spec.mask, spec.alignment, s, 0, s.q_len);
   const std::int64_t row_end = smaller(row + spec.params.row_tile, s.q_len * spec.group);
   return keys_seen(spec.mask, spec.alignment, s, row / spec.group, ceil_div(row_end, spec.group));
 }
@@ -91,6 +92,13 @@ QUIRE_HOST_DEVICE constexpr std::int64_t shortest_span(const PlanSpec& spec,
   return smaller(span, tile_keys(spec, plan, 0).size());
 }
 
+// As many of `count` as `total` pays for at `price` each. A division is as slow as the rest of a
+// plan, and mostly all are paid for. REQUIRES: price > 0.
+QUIRE_HOST_DEVICE constexpr std::int64_t affordable(std::int64_t count, std::int64_t price,
+                                                    std::int64_t total) {
+  return count * price <= total ? count : total / price;
+}
+
 // Into how many splits a span may be cut by a sequence of these rows and units, at least 1.
 QUIRE_HOST_DEVICE constexpr std::int64_t count_splits(const PlanSpec& spec, std::int64_t span,
                                                       std::int64_t num_rows,
@@ -99,11 +107,11 @@ QUIRE_HOST_DEVICE constexpr std::int64_t count_splits(const PlanSpec& spec, std:
   if (span <= rule.unsplit_keys) return 1;
   const std::int64_t tile_rows = smaller(num_rows, spec.params.row_tile);
   std::int64_t splits = floor_sqrt(span / rule.merge_keys);
-  splits = smaller(splits, span / rule.min_keys);
-  splits = smaller(splits, rule.max_items / num_units);
-  splits = smaller(splits, rule.max_partial_rows / (num_rows * spec.num_kv_heads));
-  splits = smaller(splits, span * spec.key_bytes * rule.max_partial_percent /
-                               (2 * 100 * tile_rows * spec.partial_row_bytes));
+  splits = affordable(splits, rule.min_keys, span);
+  splits = affordable(splits, num_units, rule.max_items);
+  splits = affordable(splits, num_rows * spec.num_kv_heads, rule.max_partial_rows);
+  splits = affordable(splits, 2 * 100 * tile_rows * spec.partial_row_bytes,
+                      span * spec.key_bytes * rule.max_partial_percent);
   return splits < 1 ? 1 : splits;
 }
 
