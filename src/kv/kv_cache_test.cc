@@ -192,7 +192,7 @@ TEST(KvCache, AFailureLeavesNothingBehind) {
 }
 
 TEST(KvCache, LargerAlignmentIsKept) {
-  const AttentionSpec spec = make_spec(DType::kI8, ScaleGranularity::kPerTokenHead);
+  const AttentionSpec spec = make_spec(DType::kI8);
   KvLayout layout = plain_layout(spec);
   layout.alignment = 4096;
   layout.block_bytes = 4096;
@@ -200,9 +200,11 @@ TEST(KvCache, LargerAlignmentIsKept) {
   RecordingMemory memory;
   for (int i = 0; i < 4; ++i) {
     const KvCache cache(memory, spec, layout, {.num_layers = 3, .num_blocks = 2});
-    check_parts(cache, *memory.device_live.begin(), cache.size_bytes());
+    const auto* data = static_cast<const char*>(*memory.device_live.begin());
+    check_parts(cache, data, cache.size_bytes());
     for (const KvCacheView& view : cache.layers()) {
       EXPECT_EQ(reinterpret_cast<std::uintptr_t>(view.k) % 4096, 0U);
+      EXPECT_LE(static_cast<const char*>(view.k) + 2 * 4096, data + cache.size_bytes());
     }
   }
 }

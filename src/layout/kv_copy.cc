@@ -116,43 +116,61 @@ void copy_tiled(const Region& r, bool is_k) noexcept {
   }
 }
 
+// The elements of a row in one of two layouts, as the other one groups them: runs of equal length.
+struct Runs {
+  std::int64_t stride;  // of elements in a run
+  std::int64_t step;    // of runs
+};
+
+// REQUIRES: dims is a multiple of run, the length of a run of the tiled layout.
+Runs runs_of(const RowShape& shape, std::int64_t run) {
+  return {shape.stride, shape.run == run ? shape.run_stride : run};
+}
+
 // Between plain and tiled: row by row, run by run of the tiled side.
-template <int kElementBytes>
-void convert_row(std::byte* dst, const RowShape& to, const std::byte* src, const RowShape& from,
-                 std::int64_t dims) noexcept {
-  const std::int64_t run = std::min(from.run, to.run);
-  for (std::int64_t dim = 0; dim < dims; dim += run) {
-    std::byte* dst_run = dst + to.offset(dim) * kElementBytes;
-    const std::byte* src_run = src + from.offset(dim) * kElementBytes;
-    const std::int64_t count = std::min(run, dims - dim);
-    for (std::int64_t i = 0; i < count; ++i) {
-      std::memcpy(dst_run + i * to.stride * kElementBytes,
-                  src_run + i * from.stride * kElementBytes, kElementBytes);
+template <int kElementBytes, int kRun>
+void convert(const KvCacheView& src, const KvCacheView& dst, KvTensor tensor,
+             const BlockRegionCopy& copy) noexcept {
+  const Runs from = runs_of(row_shape(src, tensor), kRun);
+  const Runs to = runs_of(row_shape(dst, tensor), kRun);
+  const auto* src_base = static_cast<const std::byte*>(tensor == KvTensor::kK ? src.k : src.v);
+  auto* dst_base = static_cast<std::byte*>(tensor == KvTensor::kK ? dst.k : dst.v);
+  const std::int64_t num_runs = row_dims(src, tensor) / kRun;
+  const std::int64_t last = copy.first_token + copy.num_tokens;
+  for (std::int64_t head = 0; head < src.num_kv_heads; ++head) {
+    for (std::int64_t token = copy.first_token; token < last; ++token) {
+      std::byte* to_run =
+          dst_base + element_offset(dst, tensor, copy.blocks.dst, head, token, 0) * kElementBytes;
+      const std::byte* from_run =
+          src_base + element_offset(src, tensor, copy.blocks.src, head, token, 0) * kElementBytes;
+      for (std::int64_t run = 0; run < num_runs; ++run) {
+        for (std::int64_t i = 0; i < kRun; ++i) {
+          std::memcpy(to_run + i * to.stride * kElementBytes,
+                      from_run + i * from.stride * kElementBytes, kElementBytes);
+        }
+        to_run += to.step * kElementBytes;
+        from_run += from.step * kElementBytes;
+      }
     }
   }
 }
 
 template <int kElementBytes>
-void convert(const KvCacheView& src, const KvCacheView& dst, KvTensor tensor, const Region& r,
-             const BlockCopy& blocks) noexcept {
-  const RowShape from = row_shape(src, tensor);
-  const RowShape to = row_shape(dst, tensor);
-  const auto* src_base = static_cast<const std::byte*>(tensor == KvTensor::kK ? src.k : src.v);
-  auto* dst_base = static_cast<std::byte*>(tensor == KvTensor::kK ? dst.k : dst.v);
-  for (std::int64_t head = 0; head < r.num_heads; ++head) {
-    for (std::int64_t token = r.first; token < r.last; ++token) {
-      const std::int64_t dst_row = element_offset(dst, tensor, blocks.dst, head, token, 0);
-      const std::int64_t src_row = element_offset(src, tensor, blocks.src, head, token, 0);
-      convert_row<kElementBytes>(dst_base + dst_row * kElementBytes, to,
-                                 src_base + src_row * kElementBytes, from, r.dims);
-    }
-  }
+void convert(const KvCacheView& src, const KvCacheView& dst, KvTensor tensor,
+             const BlockRegionCopy& copy) noexcept {
+  return tensor == KvTensor::kK ? convert<kElementBytes, 2>(src, dst, tensor, copy)
+                                : convert<kElementBytes, kPairTile>(src, dst, tensor, copy);
 }
 
 void copy_tensor(const KvCacheView& src, const KvCacheView& dst, KvTensor tensor,
                  const BlockRegionCopy& copy) noexcept {
   const bool is_k = tensor == KvTensor::kK;
   const std::int64_t element_bytes = dtype_bytes(src.format.dtype);
+  if (src.format.layout != dst.format.layout) {
+    if (element_bytes == 1) return convert<1>(src, dst, tensor, copy);
+    if (element_bytes == 2) return convert<2>(src, dst, tensor, copy);
+    return convert<4>(src, dst, tensor, copy);
+  }
   const KvStrides& from = is_k ? src.k_strides : src.v_strides;
   const KvStrides& to = is_k ? dst.k_strides : dst.v_strides;
   const Region region = {
@@ -169,12 +187,7 @@ void copy_tensor(const KvCacheView& src, const KvCacheView& dst, KvTensor tensor
       .block_size = src.format.block_size,
       .element_bytes = element_bytes,
   };
-  if (src.format.layout == dst.format.layout) {
-    return src.format.layout == KvLayoutId::kPlain ? copy_plain(region) : copy_tiled(region, is_k);
-  }
-  if (element_bytes == 1) return convert<1>(src, dst, tensor, region, copy.blocks);
-  if (element_bytes == 2) return convert<2>(src, dst, tensor, region, copy.blocks);
-  convert<4>(src, dst, tensor, region, copy.blocks);
+  return src.format.layout == KvLayoutId::kPlain ? copy_plain(region) : copy_tiled(region, is_k);
 }
 
 void copy_scales(const KvScales& src, const KvScales& dst, std::int64_t num_heads,

@@ -307,6 +307,16 @@ TEST_F(ViewRefusals, WovenKAndVAreAccepted) {
   }
 }
 
+// Each of the two has room, both together have not: V of a token ends in K of the next one.
+TEST_F(ViewRefusals, WovenTooTightly) {
+  MutableTensorView k = good;
+  k.strides = {160, 80, 15, 1};
+  MutableTensorView v = k;
+  v.data = data.data() + 8;
+  EXPECT_NE(refusal_of(k, v).find("the stride of token is 15, what lies inside it covers 16"),
+            std::string::npos);
+}
+
 TEST_F(ViewRefusals, BackwardsIsAccepted) {
   MutableTensorView k = good;
   k.data = data.data() + 2 * 80 + 4 * 8;
