@@ -136,7 +136,9 @@ Json to_json(const Run& run, const std::vector<Case>& cases, Suite suite) {
           {"cases", list}};
 }
 
-std::string family(const std::string& name) { return name.substr(0, name.find('/')); }
+std::string family(const std::string& name) {
+  return name.substr(0, name.find('/'));
+}
 
 void print_run(const Run& run, const std::vector<Case>& cases, bool verbose) {
   std::map<std::string, conformance::RunSummary> families;

@@ -23,13 +23,13 @@ struct BackendRow {
   const BackendEntry* entry = nullptr;
   Availability availability;
   std::vector<std::string> levels;
-  BackendInfo info;                // where available
-  std::vector<Support> features;   // one per probe, where available
+  BackendInfo info;               // where available
+  std::vector<Support> features;  // one per probe, where available
 };
 
 BackendRow describe(const BackendEntry& entry) {
-  BackendRow row{.entry = &entry, .availability = entry.probe(), .levels = {}, .info = {},
-                 .features = {}};
+  BackendRow row{
+      .entry = &entry, .availability = entry.probe(), .levels = {}, .info = {}, .features = {}};
   if (!row.availability.available) return row;
   row.levels = entry.isa_levels();
   const std::unique_ptr<AttentionBackend> backend = entry.make({});

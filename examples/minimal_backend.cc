@@ -158,9 +158,8 @@ int main() {
     summary.add(result);
     if (!result.reason.empty()) std::printf("%s: %s\n", c.name.c_str(), result.reason.c_str());
   }
-  std::printf("%lld passed, %lld failed, %lld skipped\n",
-              static_cast<long long>(summary.num_passed),
-              static_cast<long long>(summary.num_failed),
-              static_cast<long long>(summary.num_skipped));
+  std::printf(
+      "%lld passed, %lld failed, %lld skipped\n", static_cast<long long>(summary.num_passed),
+      static_cast<long long>(summary.num_failed), static_cast<long long>(summary.num_skipped));
   return summary.num_failed == 0 ? 0 : 1;
 }

@@ -25,8 +25,12 @@ struct Tally {
   }
 };
 
-std::uint32_t bits_of(float x) { return __builtin_bit_cast(std::uint32_t, x); }
-bool is_nan(float x) { return x != x; }
+std::uint32_t bits_of(float x) {
+  return __builtin_bit_cast(std::uint32_t, x);
+}
+bool is_nan(float x) {
+  return x != x;
+}
 
 // Equal bits, or both NaN: the payloads are the library's choice.
 template <class T>

@@ -20,10 +20,10 @@ enum class Alignment : std::uint8_t { kAligned, kUnaligned };
 
 // Which keys a query may see; all conditions that apply hold together.
 struct Mask {
-  bool causal = true;               // key_pos <= query_pos
-  std::int64_t window_left = -1;    // key_pos >= query_pos - window_left; -1: unlimited
-  std::int64_t window_right = -1;   // key_pos <= query_pos + window_right; -1: unlimited
-  std::int64_t chunk = 0;           // floor(key_pos / chunk) == floor(query_pos / chunk); 0: off
+  bool causal = true;              // key_pos <= query_pos
+  std::int64_t window_left = -1;   // key_pos >= query_pos - window_left; -1: unlimited
+  std::int64_t window_right = -1;  // key_pos <= query_pos + window_right; -1: unlimited
+  std::int64_t chunk = 0;          // floor(key_pos / chunk) == floor(query_pos / chunk); 0: off
   friend bool operator==(const Mask&, const Mask&) = default;
 };
 
@@ -45,8 +45,8 @@ enum class ScaleGranularity : std::uint8_t { kNone, kPerTensor, kPerHead, kPerTo
 
 // How the elements of one block are ordered. Every layout exports to and imports from kPlain.
 enum class KvLayoutId : std::uint16_t {
-  kPlain = 0,     // described by strides; the only one a caller may bring
-  kPairTiled = 1, // token and dim pairs interleaved in tiles of 16 (docs/kv_layout.md)
+  kPlain = 0,           // described by strides; the only one a caller may bring
+  kPairTiled = 1,       // token and dim pairs interleaved in tiles of 16 (docs/kv_layout.md)
   kFirstPrivate = 256,  // from here on known to one backend only: a block is opaque bytes
 };
 
@@ -84,10 +84,10 @@ QUIRE_API const char* scale_granularity_name(ScaleGranularity granularity) noexc
 
 // The values of one layer. Arrays lie where the backend computes.
 struct AttentionParams {
-  float scale = 1.0F;            // S = scale * q.k
-  float softcap = 0.0F;          // S = softcap * tanh(S / softcap) if > 0
-  ArrayView<float> alibi_slopes; // [num_q_heads]: S -= slope * |query_pos - key_pos|
-  ArrayView<float> sinks;        // [num_q_heads]: out *= 1 / (1 + exp(sink - lse)); never in lse
+  float scale = 1.0F;             // S = scale * q.k
+  float softcap = 0.0F;           // S = softcap * tanh(S / softcap) if > 0
+  ArrayView<float> alibi_slopes;  // [num_q_heads]: S -= slope * |query_pos - key_pos|
+  ArrayView<float> sinks;         // [num_q_heads]: out *= 1 / (1 + exp(sink - lse)); never in lse
   // [num_sequences, num_q_heads, >= longest q_len, >= longest kv_len], f32 or q_dtype, any strides
   // (0 broadcasts): S += bias; -inf hides the key. Indexed by the sequence's own query and key.
   TensorView bias;

@@ -47,8 +47,8 @@ struct [[nodiscard]] Support {
   bool ok() const noexcept { return reasons.empty(); }
 };
 
-// K [num_new_kv_tokens, num_kv_heads, head_dim] and V [.., value_dim], f32, f16 or bf16; with v_in_k
-// no V.
+// K [num_new_kv_tokens, num_kv_heads, head_dim] and V [.., value_dim], f32, f16 or bf16; with
+// v_in_k no V.
 struct NewKv {
   TensorView k;
   TensorView v;
@@ -92,7 +92,8 @@ class QUIRE_API AttentionBackend {
   std::unique_ptr<PreparedBatch> make_prepared(const AttentionSpec& spec, const BatchBounds& bounds,
                                                const Workspace& workspace);
 
-  // Validates, plans and uploads. On an error the prepared batch is unusable until the next prepare.
+  // Validates, plans and uploads. On an error the prepared batch is unusable until the next
+  // prepare.
   void prepare(PreparedBatch& prepared, const BatchView& batch, Stream stream = {});
 
   // Stores row i of new K and V at slot i. Touches no byte of another slot.
@@ -130,7 +131,8 @@ class QUIRE_API AttentionBackend {
   // The arguments have been validated against each other; none may throw for a reason that a caller
   // could have known before. `cache.device` and tensors lie where the backend computes.
   virtual void collect_reasons(const AttentionSpec& spec, Support& support) const = 0;
-  virtual WorkspaceSize do_workspace(const AttentionSpec& spec, const BatchBounds& bounds) const = 0;
+  virtual WorkspaceSize do_workspace(const AttentionSpec& spec,
+                                     const BatchBounds& bounds) const = 0;
   virtual std::unique_ptr<PreparedBatch> do_make_prepared(const AttentionSpec& spec,
                                                           const BatchBounds& bounds,
                                                           const Workspace& workspace) = 0;

@@ -62,9 +62,10 @@ struct BlockTables {
 
 // What the queries look at, and where new K and V go.
 struct KvSide {
-  ArrayView<std::int32_t> lens;   // [num_sequences] keys per sequence, new tokens included
+  ArrayView<std::int32_t> lens;  // [num_sequences] keys per sequence, new tokens included
   BlockTables blocks;
-  ArrayView<std::int64_t> slots;  // [num_new_kv_tokens] block * block_size + offset; -1: do not store
+  ArrayView<std::int64_t>
+      slots;  // [num_new_kv_tokens] block * block_size + offset; -1: do not store
 };
 
 // Replaces causality among the new tokens of a sequence: bit (i, j) says whether new token i sees

@@ -23,7 +23,9 @@ constexpr std::int64_t dtype_bytes(DType dtype) noexcept {
 }
 
 // The 8-bit formats are stored divided by a scale.
-constexpr bool is_quantized(DType dtype) noexcept { return dtype_bytes(dtype) == 1; }
+constexpr bool is_quantized(DType dtype) noexcept {
+  return dtype_bytes(dtype) == 1;
+}
 
 // "f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i8".
 QUIRE_API const char* dtype_name(DType dtype) noexcept;

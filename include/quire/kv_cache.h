@@ -20,7 +20,8 @@ namespace quire {
 
 // In elements. Element (block, head, token, dim) of a plain tensor lies at
 // block * strides.block + head * strides.head + token * strides.token + dim.
-// A tiled layout uses block and head only; in an opaque one an element is a byte and only block counts.
+// A tiled layout uses block and head only; in an opaque one an element is a byte and only block
+// counts.
 struct KvStrides {
   std::int64_t block = 0;
   std::int64_t head = 0;
@@ -65,7 +66,8 @@ enum class KvPacking : std::uint8_t {
 };
 
 // A view over K and V tensors of the caller (rank 4, any strides but 1 for dim). Per-(token, head)
-// scales, and the caller's own ones, are set on the result. Throws naming the axis that does not fit.
+// scales, and the caller's own ones, are set on the result. Throws naming the axis that does not
+// fit.
 QUIRE_API KvCacheView view_kv(const AttentionSpec& spec, KvOrder order, const MutableTensorView& k,
                               const MutableTensorView& v);
 // The same from one tensor that holds both (rank 5, or 4 for kKvPerToken).

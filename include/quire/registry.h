@@ -32,7 +32,7 @@ struct [[nodiscard]] Availability {
 struct BackendEntry {
   const char* name;
   const char* summary;
-  bool automatic;         // may be chosen without being named
+  bool automatic;  // may be chosen without being named
   Availability (*probe)();
   std::vector<std::string> (*isa_levels)();  // levels usable on this machine, best first
   std::unique_ptr<AttentionBackend> (*make)(const BackendOptions&);

@@ -66,8 +66,8 @@ struct BasicTensorView {
 
   // What is written may also be read.
   template <class Other>
-    requires(std::is_same_v<Pointer, const void*> && std::is_same_v<Other, void*>)
-  BasicTensorView(const BasicTensorView<Other>& written)  // NOLINT(google-explicit-constructor)
+  requires(std::is_same_v<Pointer, const void*>&& std::is_same_v<Other, void*>)
+      BasicTensorView(const BasicTensorView<Other>& written)  // NOLINT(google-explicit-constructor)
       : data(written.data),
         dtype(written.dtype),
         rank(written.rank),

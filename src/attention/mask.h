@@ -18,8 +18,8 @@ namespace quire {
 struct SequenceView {
   std::int64_t q_len = 0;
   std::int64_t kv_len = 0;
-  const std::uint8_t* tree_bits = nullptr;     // its own rows of the tree mask, or none
-  const std::int32_t* tree_depths = nullptr;   // [q_len], or none
+  const std::uint8_t* tree_bits = nullptr;    // its own rows of the tree mask, or none
+  const std::int32_t* tree_depths = nullptr;  // [q_len], or none
 
   // Queries and keys from here on are the new tokens of an aligned sequence.
   QUIRE_HOST_DEVICE constexpr std::int64_t first_new() const { return kv_len - q_len; }

@@ -34,12 +34,12 @@ void require(bool condition, Args&&... args) {
 }  // namespace quire
 
 // A broken invariant of quire itself; always on, for cold paths.
-#define QUIRE_CHECK(condition)                                                          \
-  do {                                                                                  \
-    if (!(condition)) [[unlikely]] {                                                    \
-      ::quire::fail(::quire::ErrorCode::kInternal, "broken invariant: ", #condition,    \
-                    " in ", __FILE__, ":", __LINE__);                                   \
-    }                                                                                   \
+#define QUIRE_CHECK(condition)                                                               \
+  do {                                                                                       \
+    if (!(condition)) [[unlikely]] {                                                         \
+      ::quire::fail(::quire::ErrorCode::kInternal, "broken invariant: ", #condition, " in ", \
+                    __FILE__, ":", __LINE__);                                                \
+    }                                                                                        \
   } while (false)
 
 // The same for hot paths: debug builds only.

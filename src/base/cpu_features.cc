@@ -35,7 +35,9 @@ Registers cpuid(std::uint32_t leaf, std::uint32_t subleaf = 0) {
   return r;
 }
 
-constexpr bool bit(std::uint64_t word, int index) { return ((word >> index) & 1) != 0; }
+constexpr bool bit(std::uint64_t word, int index) {
+  return ((word >> index) & 1) != 0;
+}
 
 // Which register files the OS saves. REQUIRES: CPUID says OSXSAVE.
 std::uint64_t saved_state() {

@@ -14,7 +14,7 @@ struct CpuFeatures {
 
   // Each includes that the OS saves the registers it needs.
   bool f16c = false;
-  bool avx2 = false;  // AVX2 and FMA
+  bool avx2 = false;    // AVX2 and FMA
   bool avx512 = false;  // F, BW, DQ and VL: what every server core with AVX-512 has
   bool avx512_bf16 = false;
   bool avx512_fp16 = false;

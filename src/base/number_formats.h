@@ -205,7 +205,9 @@ QUIRE_HOST_DEVICE constexpr Float8 encode_float8(float x) noexcept {
 }  // namespace number_formats_internal
 
 // Stored value to f32, exactly. 8-bit values are still to be multiplied by their scale.
-QUIRE_HOST_DEVICE constexpr float to_float(float x) noexcept { return x; }
+QUIRE_HOST_DEVICE constexpr float to_float(float x) noexcept {
+  return x;
+}
 
 QUIRE_HOST_DEVICE constexpr float to_float(Float16 x) noexcept {
   return number_formats_internal::decode(x);
@@ -224,7 +226,9 @@ QUIRE_HOST_DEVICE constexpr float to_float(Float8E5M2 x) noexcept {
   return number_formats_internal::decode(x);
 }
 
-QUIRE_HOST_DEVICE constexpr float to_float(std::int8_t x) noexcept { return x; }
+QUIRE_HOST_DEVICE constexpr float to_float(std::int8_t x) noexcept {
+  return x;
+}
 
 // f32 to a stored value: rounds to nearest even; beyond the largest value, 16-bit formats become
 // infinite and 8-bit formats saturate.

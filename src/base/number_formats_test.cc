@@ -47,7 +47,9 @@ constexpr std::uint32_t kInfinityBits = 0x7f800000;
 // About 2^21 of the 2^31 magnitudes. Odd, so that the low bits of f32 take every pattern.
 constexpr std::uint32_t kStride = 1021;
 
-float float_of(std::uint32_t bits) { return std::bit_cast<float>(bits); }
+float float_of(std::uint32_t bits) {
+  return std::bit_cast<float>(bits);
+}
 
 std::string hex(float x) {
   std::ostringstream out;
@@ -420,7 +422,9 @@ void for_all_floats(const Check& check) {
 }
 
 // __builtin_cpu_supports of Clang 14 does not know "f16c"; every processor with AVX2 has it.
-bool has_f16c() { return __builtin_cpu_supports("avx2"); }
+bool has_f16c() {
+  return __builtin_cpu_supports("avx2");
+}
 
 TEST(HardwareTest, Float16EncodesAsF16c) {
   if (!has_f16c()) GTEST_SKIP() << "this CPU has no AVX2, hence maybe no F16C";

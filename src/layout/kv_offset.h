@@ -17,7 +17,8 @@ enum class KvTensor : std::uint8_t { kK, kV };
 inline constexpr int kPairTile = 16;
 
 // Element (token, dim) inside one (block, head) of the pair-tiled layout.
-//   K: [token / 16][dim / 2][token % 16][dim % 2]      V: [dim / 16][token / 2][dim % 16][token % 2]
+//   K: [token / 16][dim / 2][token % 16][dim % 2]      V: [dim / 16][token / 2][dim % 16][token %
+//   2]
 QUIRE_HOST_DEVICE constexpr std::int64_t pair_tiled_k(std::int64_t dims, std::int64_t token,
                                                       std::int64_t dim) {
   return token / kPairTile * (dims * kPairTile) + dim / 2 * (2 * kPairTile) +
@@ -48,8 +49,9 @@ QUIRE_HOST_DEVICE constexpr std::int64_t scale_offset(const KvScales& scales, st
 }
 
 // The slot of key j of sequence s: block * block_size + offset, or the row of a ragged source.
-QUIRE_HOST_DEVICE constexpr std::int64_t key_slot(const BlockTables& tables, std::int64_t block_size,
-                                                  std::int64_t s, std::int64_t j) {
+QUIRE_HOST_DEVICE constexpr std::int64_t key_slot(const BlockTables& tables,
+                                                  std::int64_t block_size, std::int64_t s,
+                                                  std::int64_t j) {
   if (tables.kind == BlockTables::Kind::kRagged) return tables.rows.data[s] + j;
   const std::int64_t first = tables.kind == BlockTables::Kind::kPadded
                                  ? s * tables.row_stride

@@ -31,9 +31,7 @@ void use_kv(AttentionSpec& spec, DType dtype, ScaleGranularity scales) {
 
 std::vector<FeatureProbe> make_probes() {
   using S = AttentionSpec&;
-  const auto q = [](DType dtype) {
-    return [dtype](S s) { s.q_dtype = s.out_dtype = dtype; };
-  };
+  const auto q = [](DType dtype) { return [dtype](S s) { s.q_dtype = s.out_dtype = dtype; }; };
   const auto kv = [](DType dtype, ScaleGranularity scales) {
     return [dtype, scales](S s) { use_kv(s, dtype, scales); };
   };

@@ -16,7 +16,9 @@ Availability probe_built_in() {
   return {.available = true, .version = version(), .reasons = {}};
 }
 
-std::vector<std::string> no_levels() { return {}; }
+std::vector<std::string> no_levels() {
+  return {};
+}
 
 // Best first. A backend of a vendor or a device stands before `cpu` only if it is what the user
 // would want without asking; `reference` is for proofs and never chosen unless named.
@@ -58,7 +60,9 @@ std::string_view forced_name() {
 
 }  // namespace
 
-std::span<const BackendEntry> backend_table() noexcept { return kTable; }
+std::span<const BackendEntry> backend_table() noexcept {
+  return kTable;
+}
 
 std::unique_ptr<AttentionBackend> make_backend(std::string_view name,
                                                const BackendOptions& options) {

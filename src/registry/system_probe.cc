@@ -23,7 +23,8 @@ Library open_library(const char* soname, std::string& reason) {
     const char* message = dlerror();
     reason = message != nullptr ? message : std::string(soname) + " cannot be loaded";
     // The usual case, in words of a length for a table.
-    if (reason.find("No such file") != std::string::npos) reason = std::string(soname) + " not found";
+    if (reason.find("No such file") != std::string::npos)
+      reason = std::string(soname) + " not found";
   }
   return library;
 }
@@ -110,8 +111,8 @@ LibraryProbe probe_onednn() {
   };
   if (const auto version = symbol<const Version* (*)()>(library, "dnnl_version")) {
     const Version& v = *version();
-    result.version = std::to_string(v.major) + "." + std::to_string(v.minor) + "." +
-                     std::to_string(v.patch);
+    result.version =
+        std::to_string(v.major) + "." + std::to_string(v.minor) + "." + std::to_string(v.patch);
   }
   return result;
 }

@@ -86,7 +86,9 @@ namespace {
 constexpr std::uint32_t kStride = 1021;  // odd: the low bits take every pattern
 constexpr std::int64_t kNumResults = (std::int64_t{1} << 32) / kStride;
 
-bool is_nan_bits(std::uint32_t bits) { return (bits & 0x7fffffffu) > 0x7f800000u; }
+bool is_nan_bits(std::uint32_t bits) {
+  return (bits & 0x7fffffffu) > 0x7f800000u;
+}
 
 // NVIDIA's conversions of the same f32. NaN of 16 bits is canonical there and not compared.
 bool agrees_with_headers(std::uint32_t bits, const Conversions& ours) {

@@ -46,10 +46,12 @@ struct FakePrepared final : PreparedBatch {
   std::unique_ptr<PreparedBatch> inner;  // of the CPU backend; touched only by the stream's thread
   Metadata uploaded;                     // likewise
   mutable ErrorSlot error;
-  mutable bool usable = false;           // likewise: the last prepare went well
+  mutable bool usable = false;  // likewise: the last prepare went well
 };
 
-FakePrepared& self(PreparedBatch& prepared) { return static_cast<FakePrepared&>(prepared); }
+FakePrepared& self(PreparedBatch& prepared) {
+  return static_cast<FakePrepared&>(prepared);
+}
 const FakePrepared& self(const PreparedBatch& prepared) {
   return static_cast<const FakePrepared&>(prepared);
 }
@@ -226,12 +228,14 @@ class FakeDevice final : public AttentionBackend {
   }
 
   std::unique_ptr<AttentionBackend> inner_;
-  ErrorSlot error_;  // of work that belongs to no batch
+  ErrorSlot error_;    // of work that belongs to no batch
   FakeMemory memory_;  // last: its streams end before what their tasks use
 };
 
 }  // namespace
 
-std::unique_ptr<AttentionBackend> make_fake_device() { return std::make_unique<FakeDevice>(); }
+std::unique_ptr<AttentionBackend> make_fake_device() {
+  return std::make_unique<FakeDevice>();
+}
 
 }  // namespace quire::testing

@@ -66,8 +66,9 @@ class DeviceMetadata : public ::testing::Test {
     spec_.head_dim = spec_.value_dim = 16;
     spec_.q_dtype = spec_.out_dtype = spec_.kv.dtype = DType::kF32;
     spec_.kv.block_size = 4;
-    prepared_ = device_->make_prepared(spec_, kBounds, workspace_.emplace(
-        device_->memory(), device_->workspace(spec_, kBounds)).view());
+    prepared_ = device_->make_prepared(
+        spec_, kBounds,
+        workspace_.emplace(device_->memory(), device_->workspace(spec_, kBounds)).view());
     cache_.emplace(device_->memory(), spec_, plain_layout(spec_),
                    KvCache::Options{.num_layers = 1, .num_blocks = 2});
     q_ = to_device(std::vector<float>(16, 1.0F));
@@ -102,7 +103,8 @@ class DeviceMetadata : public ::testing::Test {
     const Device where = device_->memory().device();
     device_->prepare(*prepared_, view);
     device_->attend(*prepared_, {}, TensorView(q_, DType::kF32, {1, 1, 16}, where),
-                    cache_->layer(0), {MutableTensorView(out_, DType::kF32, {1, 1, 16}, where), {}});
+                    cache_->layer(0),
+                    {MutableTensorView(out_, DType::kF32, {1, 1, 16}, where), {}});
     float first = 0;
     device_->memory().copy_to_host(&first, out_, sizeof(first), {});
     device_->memory().synchronize({});

@@ -12,7 +12,9 @@ namespace {
 // Makes an address non-canonical on x86-64 and unmapped elsewhere.
 constexpr std::uintptr_t kDeviceTag = std::uintptr_t{1} << 62;
 
-std::uintptr_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
+std::uintptr_t address(const void* pointer) {
+  return reinterpret_cast<std::uintptr_t>(pointer);
+}
 
 }  // namespace
 
@@ -74,7 +76,9 @@ void* FakeMemory::allocate_host(std::int64_t size_bytes) {
   return host_memory().allocate(size_bytes);
 }
 
-void FakeMemory::free_host(void* data) noexcept { host_memory().free(data); }
+void FakeMemory::free_host(void* data) noexcept {
+  host_memory().free(data);
+}
 
 void FakeMemory::copy_to_device(void* device, const void* host, std::int64_t size_bytes,
                                 Stream stream_) {
@@ -116,7 +120,9 @@ void FakeMemory::destroy_stream(Stream stream) noexcept {
   }
 }
 
-void FakeMemory::synchronize(Stream stream_) { stream(stream_).synchronize(); }
+void FakeMemory::synchronize(Stream stream_) {
+  stream(stream_).synchronize();
+}
 
 FakeStream& FakeMemory::stream(Stream stream) {
   if (stream.handle == nullptr) return default_stream_;

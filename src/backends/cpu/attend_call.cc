@@ -36,7 +36,9 @@ ScratchLayout scratch_layout(const AttentionSpec& spec) {
 
 }  // namespace
 
-std::int64_t scratch_floats(const AttentionSpec& spec) { return scratch_layout(spec).total; }
+std::int64_t scratch_floats(const AttentionSpec& spec) {
+  return scratch_layout(spec).total;
+}
 
 Scratch scratch_at(float* memory, const AttentionSpec& spec) {
   const ScratchLayout layout = scratch_layout(spec);

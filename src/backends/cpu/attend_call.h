@@ -15,12 +15,14 @@ inline constexpr std::int64_t kKeyTile = 64;
 // Rows (token, head in group) that share one pass over K and V.
 inline constexpr std::int64_t kRowTile = 32;
 
-constexpr float larger_or_nan(float a, float b) noexcept { return a > b || a != a ? a : b; }
+constexpr float larger_or_nan(float a, float b) noexcept {
+  return a > b || a != a ? a : b;
+}
 
 struct AttendCall {
   AttentionSpec spec;
   AttentionParams params;
-  TensorView q;         // [num_tokens, num_q_heads, head_dim]
+  TensorView q;  // [num_tokens, num_q_heads, head_dim]
   KvCacheView cache;
   AttentionOutput output;
   BatchView batch;

@@ -32,9 +32,9 @@ inline void load_keys(const AttendCall& call, const RowTile& tile, KvTensor tens
 }
 
 // From q.k to the score of row (query, head) for keys [first, first + keys): softcap, ALiBi, bias.
-inline void finish_scores(const AttendCall& call, const SequenceView& sequence,
-                          const RowTile& tile, std::int64_t query, std::int64_t head,
-                          std::int64_t first, std::int64_t keys, float* s) noexcept {
+inline void finish_scores(const AttendCall& call, const SequenceView& sequence, const RowTile& tile,
+                          std::int64_t query, std::int64_t head, std::int64_t first,
+                          std::int64_t keys, float* s) noexcept {
   const AttentionParams& params = call.params;
   if (params.softcap > 0.0F) {
     for (std::int64_t j = 0; j < keys; ++j) {
@@ -70,8 +70,7 @@ inline void mask_scores(const AttendCall& call, const SequenceView& sequence, st
     }
     return;
   }
-  const KeyRange seen =
-      keys_seen(call.spec.mask, call.spec.alignment, sequence, query, query + 1);
+  const KeyRange seen = keys_seen(call.spec.mask, call.spec.alignment, sequence, query, query + 1);
   for (std::int64_t j = 0; j < keys; ++j) {
     if (first + j < seen.begin || first + j >= seen.end) s[j] = kNegativeInfinity;
   }

@@ -58,7 +58,9 @@ PlanParams plan_params() {
   return params;
 }
 
-std::int64_t round_up(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
+std::int64_t round_up(std::int64_t bytes) {
+  return (bytes + 63) / 64 * 64;
+}
 
 // What one prepared batch keeps in its workspace, in this order.
 struct WorkspaceLayout {
@@ -156,9 +158,9 @@ void attend_item(const AttendCall& call, const CpuPrepared& prepared, AttendTile
                        .row_end = item.rows.end,
                        .keys = item.keys};
     const RowStates states =
-        is_split ? states_from(prepared.partials,
-                               item.partials.at(item.split, head, item.rows.begin))
-                 : scratch.states;
+        is_split
+            ? states_from(prepared.partials, item.partials.at(item.split, head, item.rows.begin))
+            : scratch.states;
     attend_tile(call, tile, scratch, states);
     if (!is_split) store_rows(call, tile, states);
   }
@@ -170,8 +172,8 @@ void attend_item(const AttendCall& call, const CpuPrepared& prepared, AttendTile
 }
 
 // Row `row` of new K or V into its slot.
-void append_row(const TensorView& rows, const KvCacheView& cache, KvTensor tensor,
-                std::int64_t row, std::int64_t slot, float* buffer) noexcept {
+void append_row(const TensorView& rows, const KvCacheView& cache, KvTensor tensor, std::int64_t row,
+                std::int64_t slot, float* buffer) noexcept {
   const std::int64_t block = slot / cache.format.block_size;
   const std::int64_t token = slot % cache.format.block_size;
   for (std::int64_t head = 0; head < cache.num_kv_heads; ++head) {

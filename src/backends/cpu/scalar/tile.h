@@ -36,8 +36,7 @@ inline float exp_negative(float x) noexcept {
   p = p * r + 1.0F;
   p = p * r + 1.0F;
   const auto exponent = static_cast<std::int32_t>(n) << 23;
-  const float result =
-      __builtin_bit_cast(float, __builtin_bit_cast(std::int32_t, p) + exponent);
+  const float result = __builtin_bit_cast(float, __builtin_bit_cast(std::int32_t, p) + exponent);
   return x > kSmallest ? result : (x == x ? 0.0F : x);
 }
 
