@@ -104,16 +104,18 @@ TEST(ReferenceTest, ChunkOfANegativePosition) {
   expect_values(result.lse, {-kInf, kLn3, kLn3, kLn5});
 }
 
-// A slope of ln 2 halves a weight per step of distance. Row 2: 1/4, 2/2, 5: sum 25/4, values
-// 8/4 + 4 + 5 = 11.
+// A slope of ln 2 halves a weight per step of distance. Position 2: 1/4, 2/2, 5: sum 25/4, values
+// 8/4 + 4 + 5 = 11. The second head has the slope 0.
 TEST(ReferenceTest, Alibi) {
   Problem problem = Problem::three_keys(1);
   problem.spec.features.alibi = true;
-  const std::vector<float> slopes{kLn2};
+  problem.spec.num_q_heads = 2;
+  problem.q = {1, 1};
+  const std::vector<float> slopes{kLn2, 0};
   problem.params.alibi_slopes = slopes;
   const Result result = problem.attend();
-  expect_values(result.out, {11 * 4.0F / 25});
-  expect_values(result.lse, {std::log(6.25F)});
+  expect_values(result.out, {11 * 4.0F / 25, 21.0F / 8});
+  expect_values(result.lse, {std::log(6.25F), kLn8});
 }
 
 // The distance counts both ways. Row 0: 1, 2/2, 5/4: sum 13/4, values 8 + 4 + 5/4 = 53/4.
@@ -192,20 +194,19 @@ TEST(ReferenceTest, BiasBroadcasts) {
   expect_values(result.lse, {kLn4, kLn4, kLn4, kLn4});
 }
 
-// lse is ln 3 in row 1, so a sink of ln 3 halves the output; lse stays as it is. Row 0 sees
-// nothing.
+// Row 0, at position -1, sees nothing. Rows 1 and 2 have the lse 0 and ln 3, so a sink of ln 3
+// leaves 1 / (1 + 3) and 1 / (1 + 1) of the output; that of the second head, -inf, leaves all.
 TEST(ReferenceTest, SinkScalesOnlyTheOutput) {
-  Problem problem = Problem::three_keys(2);
+  Problem problem = Problem::three_keys(3);
   problem.kv_lens = {2};
   problem.spec.features.sinks = true;
-  problem.spec.mask.window_left = 5;
-  problem.q_ends = {3};
-  problem.q = {1, 1, 1};
-  const std::vector<float> sinks{kLn3};
+  problem.spec.num_q_heads = 2;
+  problem.q = {1, 1, 1, 1, 1, 1};
+  const std::vector<float> sinks{kLn3, -kInf};
   problem.params.sinks = sinks;
   const Result result = problem.attend();
-  expect_values(result.out, {0, 8.0F / 4, 8.0F / 3});  // row 1: 8 * 1 / (1 + 3 / 1)
-  expect_values(result.lse, {-kInf, 0, kLn3});
+  expect_values(result.out, {0, 0, 2, 8, 8.0F / 3, 16.0F / 3});
+  expect_values(result.lse, {-kInf, -kInf, 0, 0, kLn3, kLn3});
 }
 
 // Four query heads on two kv heads: 0 and 1 read the first, 2 and 3 the second.
