@@ -103,7 +103,7 @@ TestBatch random_batch(const Scenario& scenario) {
     TestSequence sequence;
     sequence.first_row = num_rows;
     sequence.q_len = below(3) == 0 ? 1 : below(12);
-    sequence.kv_len = below(60);
+    sequence.kv_len = below(below(3) == 0 ? 10 : 60);  // now and then less than q_len
     if (spec.features.tree_mask) {
       sequence.kv_len += sequence.q_len;
       if (below(4) != 0) grow_tree(random, sequence);
