@@ -8,7 +8,6 @@
 #include <numeric>
 
 #include "base/check.h"
-#include "base/host_memory.h"
 #include "base/number_formats.h"
 #include "conformance/index.h"
 
@@ -167,7 +166,7 @@ CacheMemory::CacheMemory(AttentionBackend& backend, const AttentionSpec& spec,
   num_image_blocks_ =
       options.blocks_in_image.empty() ? options.num_blocks : std::ssize(options.blocks_in_image);
   QUIRE_CHECK(is_record_ || options.blocks_in_image.empty());
-  DeviceMemory& memory = options.on_host ? host_memory() : backend.memory();
+  DeviceMemory& memory = backend.memory();
 
   const auto kv_size = [&](std::int64_t num_blocks) {
     if (is_record_) return num_blocks * layout_.block_bytes;
@@ -178,13 +177,14 @@ CacheMemory::CacheMemory(AttentionBackend& backend, const AttentionSpec& spec,
   const std::int64_t tensors = spec.kv.v_in_k ? 1 : 2;
   scales_.assign(at(tensors * num_scales(spec, num_image_blocks_)),
                  std::numeric_limits<float>::quiet_NaN());
-  kv_buffer_ = std::make_unique<DeviceBuffer>(memory, kv_size(options.num_blocks));
+  kv_buffer_ = std::make_unique<DeviceBuffer>(memory, kv_size(options.num_blocks), options.place);
   scale_buffer_ = std::make_unique<DeviceBuffer>(
-      memory, tensors * num_scales(spec, options.num_blocks) * std::int64_t{sizeof(float)});
+      memory, tensors * num_scales(spec, options.num_blocks) * std::int64_t{sizeof(float)},
+      options.place);
 
   image_ = bind(plain_spec_, kv_bytes_.data(), scales_.data(), num_image_blocks_, {});
   stage_ = bind(plain_spec_, kv_buffer_->data(), static_cast<float*>(scale_buffer_->data()),
-                options.num_blocks, memory.device());
+                options.num_blocks, kv_buffer_->device());
   view_ = stage_;
   plan_extents();
   if (is_opaque_layout(spec.kv.layout)) make_opaque(spec);
@@ -275,8 +275,8 @@ void CacheMemory::plan_extents() {
 
 void CacheMemory::make_opaque(const AttentionSpec& spec) {
   const KvLayout layout = backend_.preferred_layout(spec);
-  DeviceMemory& memory = options_.on_host ? host_memory() : backend_.memory();
-  opaque_buffer_ = std::make_unique<DeviceBuffer>(memory, options_.num_blocks * layout.block_bytes);
+  opaque_buffer_ = std::make_unique<DeviceBuffer>(
+      backend_.memory(), options_.num_blocks * layout.block_bytes, options_.place);
   view_.k = opaque_buffer_->data();
   view_.v = static_cast<std::byte*>(view_.k) + (spec.kv.v_in_k ? 0 : layout.v_offset_bytes);
   view_.k_strides = layout.k_strides;
@@ -284,6 +284,10 @@ void CacheMemory::make_opaque(const AttentionSpec& spec) {
   view_.opaque_k_bytes = layout.opaque_k_bytes;
   view_.opaque_v_bytes = layout.opaque_v_bytes;
   view_.format = spec.kv;
+  if (spec.kv.scales == ScaleGranularity::kPerTokenHead) {  // inside the blocks
+    view_.k_scales = {};
+    view_.v_scales = {};
+  }
 }
 
 std::int64_t CacheMemory::image_block(std::int64_t block) const noexcept {

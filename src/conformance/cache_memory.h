@@ -31,7 +31,7 @@ class CacheMemory {
     KvPacking packing = KvPacking::kKvFirst;
     std::int64_t num_blocks = 0;
     std::vector<std::int32_t> blocks_in_image;  // empty: all
-    bool on_host = false;                       // in host memory, whatever the backend's is
+    Place place = Place::kDevice;
   };
 
   // The layout a spec gets under a style; kPlain for tensors of the caller.

@@ -40,7 +40,8 @@ enum class DataStyle : std::uint8_t {
   kGrowing,    // logits rise along the sequence, by hundreds
   kShrinking,  // and fall
   kLarge,      // logits in the hundreds, values in the thousands
-  kSpecial,    // append only: infinities, NaN, ties, zeros and extremes among normal values
+  kMarked,   // each dim of V is 0 but for one key, at a border: one key lost or counted twice shows
+  kSpecial,  // append only: infinities, NaN, ties, zeros and extremes among normal values
 };
 
 // Where K and V lie.

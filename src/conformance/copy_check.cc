@@ -87,6 +87,31 @@ CacheMemory::Options options_for(const Problem& p, std::int64_t num_blocks) {
 constexpr std::array<BlockCopy, 3> kWithin = {{{0, 3}, {0, 5}, {1, 4}}};
 constexpr std::array<BlockCopy, 4> kAcross = {{{5, 0}, {0, 1}, {3, 2}, {3, 7}}};
 
+// Block 1 of a plain cache on its way to its block 5.
+constexpr std::array<BlockCopy, 2> kImported = {{{1, 2}, {0, 0}}};
+constexpr std::array<BlockCopy, 1> kSwappedOut = {{{2, 7}}};
+constexpr std::array<BlockCopy, 1> kSwappedIn = {{{7, 4}}};
+constexpr std::array<BlockCopy, 1> kExported = {{{4, 5}}};
+constexpr std::array<BlockCopy, 1> kPassed = {{{1, 5}}};
+
+// Through caches that quire allocates, here and on the host, and back.
+void pass_through_owned_caches(AttentionBackend& backend, const AttentionSpec& spec,
+                               std::span<const KvCacheView> plain) {
+  const KvLayout layout = backend.preferred_layout(spec);
+  AttentionSpec owned_spec = spec;
+  owned_spec.kv.layout = layout.id;
+  const KvCache here(backend.memory(), owned_spec, layout,
+                     {.num_layers = kNumLayers, .num_blocks = 8});
+  const KvCache away(backend.memory(), owned_spec, layout,
+                     {.num_layers = kNumLayers, .num_blocks = 8, .on_host = true});
+  backend.import_blocks(plain, here.layers(), kImported);
+  backend.copy_blocks(here.layers(), away.layers(), kSwappedOut);
+  backend.memory().synchronize({});
+  backend.copy_blocks(away.layers(), here.layers(), kSwappedIn);
+  backend.export_blocks(here.layers(), plain, kExported);
+  backend.memory().synchronize({});
+}
+
 }  // namespace
 
 std::optional<std::string> check_copy_blocks(CheckContext& context) {
@@ -96,7 +121,7 @@ std::optional<std::string> check_copy_blocks(CheckContext& context) {
   Layers first(context, spec, options_for(p, 6), 1);
   Layers second(context, spec, options_for(p, 8), 2);
   CacheMemory::Options on_host = options_for(p, 8);
-  on_host.on_host = true;
+  on_host.place = Place::kHost;
   Layers host(context, spec, on_host, 3);
 
   backend.copy_blocks(first.views(), first.views(), {});
@@ -159,7 +184,11 @@ std::optional<std::string> check_export(CheckContext& context) {
   backend.memory().synchronize({});
   if (auto found = first.difference("exported cache")) return found;
   if (auto found = plain.difference("plain cache")) return found;
-  return second.difference("importing cache");
+  if (auto found = second.difference("importing cache")) return found;
+
+  pass_through_owned_caches(backend, plain_spec, plain.views());
+  plain.expect_copies(plain, kPassed);
+  return plain.difference("plain cache after a swap");
 }
 
 }  // namespace quire::conformance

@@ -198,6 +198,29 @@ void add_data(std::vector<Case>& cases) {
       .data(DataStyle::kGrowing)
       .dims(128, 128)
       .add_to(cases);
+  for (const std::int64_t length : {130, 700, 1100, 2200, 4500}) {
+    for (const DType q : query_types()) {
+      const bool smoke = length == 1100 && q == DType::kBF16;
+      CaseBuilder(concat("decode/data/marked_", dtype_name(q), "_", length),
+                  smoke ? kSmoke : kStandard, {{1, length}, {1, length + 1}, {1, length / 2}})
+          .query(q)
+          .kv(q)
+          .heads(4, 2)
+          .dims(64, 128)
+          .data(DataStyle::kMarked)
+          .add_to(cases);
+    }
+  }
+  CaseBuilder("decode/data/marked_window", kStandard, {{1, 4500}, {1, 900}, {1, 130}})
+      .heads(8, 2)
+      .mask({.window_left = 700})
+      .data(DataStyle::kMarked)
+      .add_to(cases);
+  CaseBuilder("decode/data/marked_chunk", kStandard, {{1, 4500}, {1, 900}, {2, 130}})
+      .heads(8, 2)
+      .mask({.chunk = 800})
+      .data(DataStyle::kMarked)
+      .add_to(cases);
   decode("data/scale_large").with([](Case& c) { c.scale = 0.9F; }).add_to(cases);
 }
 

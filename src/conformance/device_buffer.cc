@@ -2,6 +2,7 @@
 #include "conformance/device_buffer.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/check.h"
@@ -30,40 +31,73 @@ constexpr unsigned char kPoisonByte = std::to_integer<unsigned char>(kPoison);
 
 }  // namespace
 
-DeviceBuffer::DeviceBuffer(DeviceMemory& memory, std::int64_t size_bytes)
-    : memory_(memory), size_bytes_(size_bytes) {
+DeviceBuffer::DeviceBuffer(DeviceMemory& memory, std::int64_t size_bytes, Place place)
+    : memory_(memory), place_(place), size_bytes_(size_bytes) {
   const std::int64_t all_bytes = size_bytes + 2 * kGuardBytes;
-  base_ = static_cast<std::byte*>(memory_.allocate(all_bytes));
+  base_ = static_cast<std::byte*>(place == Place::kHost ? memory_.allocate_host(all_bytes)
+                                                        : memory_.allocate(all_bytes));
   data_ = base_ + kGuardBytes;
   if (size_bytes <= kMaxFilledBytes) {
-    memory_.fill(base_, kPoisonByte, all_bytes, {});
+    fill(base_, all_bytes);
   } else {
-    memory_.fill(base_, kPoisonByte, kGuardBytes, {});
-    memory_.fill(data_ + size_bytes_, kPoisonByte, kGuardBytes, {});
+    fill(base_, kGuardBytes);
+    fill(data_ + size_bytes_, kGuardBytes);
   }
-  memory_.synchronize({});
 }
 
 DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
     : memory_(other.memory_),
+      place_(other.place_),
       size_bytes_(other.size_bytes_),
       base_(std::exchange(other.base_, nullptr)),
       data_(std::exchange(other.data_, nullptr)) {}
 
 DeviceBuffer::~DeviceBuffer() {
-  if (base_ != nullptr) memory_.free(base_);
+  if (base_ == nullptr) return;
+  if (place_ == Place::kHost) {
+    memory_.free_host(base_);
+  } else {
+    memory_.free(base_);
+  }
+}
+
+Device DeviceBuffer::device() const noexcept {
+  return place_ == Place::kHost ? Device{} : memory_.device();
+}
+
+void DeviceBuffer::fill(std::byte* data, std::int64_t size) {
+  if (place_ == Place::kHost) {
+    std::memset(data, kPoisonByte, at(size));
+    return;
+  }
+  memory_.fill(data, kPoisonByte, size, {});
+  memory_.synchronize({});
+}
+
+void DeviceBuffer::read(void* host, const std::byte* data, std::int64_t size) const {
+  if (size == 0) return;
+  if (place_ == Place::kHost) {
+    std::memcpy(host, data, at(size));
+    return;
+  }
+  memory_.copy_to_host(host, data, size, {});
+  memory_.synchronize({});
 }
 
 void DeviceBuffer::upload(const void* host, std::int64_t offset_bytes, std::int64_t size) {
   QUIRE_CHECK(offset_bytes >= 0 && size >= 0 && offset_bytes + size <= size_bytes_);
+  if (size == 0) return;
+  if (place_ == Place::kHost) {
+    std::memcpy(data_ + offset_bytes, host, at(size));
+    return;
+  }
   memory_.copy_to_device(data_ + offset_bytes, host, size, {});
   memory_.synchronize({});
 }
 
 void DeviceBuffer::download(void* host, std::int64_t offset_bytes, std::int64_t size) const {
   QUIRE_CHECK(offset_bytes >= 0 && size >= 0 && offset_bytes + size <= size_bytes_);
-  memory_.copy_to_host(host, data_ + offset_bytes, size, {});
-  memory_.synchronize({});
+  read(host, data_ + offset_bytes, size);
 }
 
 std::vector<std::byte> DeviceBuffer::download() const {
@@ -74,9 +108,8 @@ std::vector<std::byte> DeviceBuffer::download() const {
 
 bool DeviceBuffer::guards_are_intact() const {
   std::vector<std::byte> guards(at(2 * kGuardBytes));
-  memory_.copy_to_host(guards.data(), base_, kGuardBytes, {});
-  memory_.copy_to_host(guards.data() + kGuardBytes, data_ + size_bytes_, kGuardBytes, {});
-  memory_.synchronize({});
+  read(guards.data(), base_, kGuardBytes);
+  read(guards.data() + kGuardBytes, data_ + size_bytes_, kGuardBytes);
   return std::all_of(guards.begin(), guards.end(), [](std::byte b) { return b == kPoison; });
 }
 

@@ -18,16 +18,20 @@ namespace quire::conformance {
 // NaN in every floating-point format.
 inline constexpr std::byte kPoison{0xff};
 
+// kHost is the backend's own host memory, pinned where that exists: the other end of a swap.
+enum class Place : std::uint8_t { kDevice, kHost };
+
 class DeviceBuffer {
  public:
   // Holds poison until the first upload. `memory` must outlive it.
-  DeviceBuffer(DeviceMemory& memory, std::int64_t size_bytes);
+  DeviceBuffer(DeviceMemory& memory, std::int64_t size_bytes, Place place = Place::kDevice);
   DeviceBuffer(DeviceBuffer&& other) noexcept;
   DeviceBuffer& operator=(DeviceBuffer&&) = delete;
   ~DeviceBuffer();
 
   void* data() const noexcept { return data_; }
   std::int64_t size_bytes() const noexcept { return size_bytes_; }
+  Device device() const noexcept;
 
   // Both wait for the copy. REQUIRES: [offset, offset + size) lies inside.
   void upload(const void* host, std::int64_t offset_bytes, std::int64_t size);
@@ -38,7 +42,11 @@ class DeviceBuffer {
   bool guards_are_intact() const;
 
  private:
+  void fill(std::byte* data, std::int64_t size);
+  void read(void* host, const std::byte* data, std::int64_t size) const;
+
   DeviceMemory& memory_;
+  Place place_;
   std::int64_t size_bytes_;
   std::byte* base_ = nullptr;
   std::byte* data_ = nullptr;

@@ -125,6 +125,9 @@ void add_masks(std::vector<Case>& cases) {
   CaseBuilder("prefill/encoder/unequal", kStandard, {{9, 30}, {30, 9}, {1, 5}, {5, 1}, {4, 0}})
       .mask({.causal = false, .window_left = 6, .window_right = 3})
       .add_to(cases);
+  CaseBuilder("prefill/encoder/unequal_chunk", kStandard, {{9, 30}, {30, 9}, {20, 12}, {5, 1}})
+      .mask({.causal = false, .chunk = 8})
+      .add_to(cases);
 }
 
 void add_features(std::vector<Case>& cases) {
@@ -161,6 +164,21 @@ void add_data(std::vector<Case>& cases) {
         .query(q)
         .kv(q)
         .data(DataStyle::kShrinking)
+        .add_to(cases);
+    CaseBuilder(concat("prefill/data/marked_", type), kStandard,
+                {{130, 130}, {40, 600}, {17, 1100}, {64, 64}})
+        .query(q)
+        .kv(q)
+        .heads(2, 2)
+        .data(DataStyle::kMarked)
+        .add_to(cases);
+    CaseBuilder(concat("prefill/data/marked_window_", type), kStandard,
+                {{130, 130}, {40, 600}, {17, 1100}, {64, 64}})
+        .query(q)
+        .kv(q)
+        .heads(2, 2)
+        .mask({.window_left = 100})
+        .data(DataStyle::kMarked)
         .add_to(cases);
     prefill(concat("data/large_", type)).query(q).kv(q).data(DataStyle::kLarge).add_to(cases);
   }

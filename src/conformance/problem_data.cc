@@ -52,12 +52,60 @@ float ramp_sign(std::int64_t d) {
   return (d * 2654435761LL >> 7) % 2 == 0 ? 1.0F : -1.0F;
 }
 
+// Keys at which a kernel may count wrongly: ends, borders of masks, multiples of powers of two and
+// their neighbours, coarse ones first; then all.
+std::vector<std::int64_t> border_keys(const Problem& p, std::int64_t s, std::int64_t count) {
+  const ProblemSequence& sequence = p.sequences[at(s)];
+  const Mask& mask = p.spec.mask;
+  std::vector<std::int64_t> keys;
+  const auto add = [&](std::int64_t key) {
+    if (key < 0 || key >= sequence.kv_len || std::ssize(keys) >= count) return;
+    if (std::find(keys.begin(), keys.end(), key) == keys.end()) keys.push_back(key);
+  };
+  add(0);
+  add(sequence.kv_len - 1);
+  for (const std::int64_t i : {std::int64_t{0}, sequence.q_len - 1}) {
+    const std::int64_t position = sequence.kv_len - sequence.q_len + i;
+    for (const std::int64_t shift : {-1, 0, 1}) {
+      add(position + shift);
+      if (mask.window_left >= 0) add(position - mask.window_left + shift);
+      if (mask.window_right >= 0) add(position + mask.window_right + shift);
+      if (mask.chunk > 0) add(position / mask.chunk * mask.chunk + shift);
+    }
+  }
+  for (std::int64_t step = 4096; step > 0 && std::ssize(keys) < count; step /= 2) {
+    for (std::int64_t key = step; key < sequence.kv_len; key += step) {
+      add(key - 1);
+      add(key);
+    }
+  }
+  return keys;
+}
+
+constexpr float kMark = 4.0F;
+
+// V of kMarked: [num_slots, num_kv_heads, value_dim].
+std::vector<float> mark_values(const Problem& p) {
+  const std::int64_t heads = p.spec.num_kv_heads;
+  const std::int64_t dim = p.spec.value_dim;
+  std::vector<float> values(at(p.num_slots() * heads * dim), 0.0F);
+  for (std::int64_t s = 0; s < std::ssize(p.sequences); ++s) {
+    const std::vector<std::int64_t> keys = border_keys(p, s, heads * dim);
+    for (std::int64_t n = 0; n < heads * dim && !keys.empty(); ++n) {
+      const std::int64_t slot = p.slot(s, keys[at(n % std::ssize(keys))]);
+      values[at((slot * heads + n / dim) * dim + n % dim)] = kMark;
+    }
+  }
+  return values;
+}
+
 struct Magnitudes {
   float q = 1.0F, k = 1.0F, v = 1.0F;
 };
 
 Magnitudes magnitudes(DataStyle style) {
   if (style == DataStyle::kLarge) return {.q = 12.0F, .k = 12.0F, .v = 3000.0F};
+  if (style == DataStyle::kMarked) return {.q = 0.25F, .k = 1.0F, .v = 1.0F};
   return {};
 }
 
@@ -133,7 +181,8 @@ void quantize_row(ProblemKv& kv, DType dtype, const ScaleRule& rule, std::int64_
 struct KvDraw {
   int dim;
   float magnitude;
-  bool on_ramp;  // K
+  bool on_ramp;                     // K
+  const std::vector<float>* given;  // instead of random values, or null
   const std::vector<std::int64_t>& key_of_slot;
 };
 
@@ -166,8 +215,10 @@ ProblemKv draw_tensor(const Problem& p, const KvDraw& draw, Random& random) {
     for (std::int64_t head = 0; head < heads; ++head) {
       const std::int64_t row = slot * heads + head;
       for (std::int64_t d = 0; d < draw.dim; ++d) {
-        const float x = seen ? draw_value(p, draw, slot, d, max_kv_len, random) : poison;
-        kv.source[at(row * draw.dim + d)] = round_to(p.c.new_kv_dtype, x);
+        const std::int64_t index = row * draw.dim + d;
+        const float x = draw.given != nullptr ? (*draw.given)[at(index)]
+                                              : draw_value(p, draw, slot, d, max_kv_len, random);
+        kv.source[at(index)] = round_to(p.c.new_kv_dtype, seen ? x : poison);
       }
       quantize_row(kv, dtype, rule, row, head);
     }
@@ -280,11 +331,15 @@ void draw_kv(Problem& p, Random& random) {
     }
   }
   const Magnitudes magnitude = magnitudes(p.c.data);
-  p.k = draw_tensor(p, {p.spec.head_dim, magnitude.k, true, key_of_slot}, random);
+  const bool is_marked = p.c.data == DataStyle::kMarked;
+  const std::vector<float> marks = is_marked ? mark_values(p) : std::vector<float>();
+  p.k = draw_tensor(p, {p.spec.head_dim, magnitude.k, true, nullptr, key_of_slot}, random);
   if (p.spec.kv.v_in_k) {
     p.v = leading_dims(p, p.k, p.spec.value_dim);
   } else {
-    p.v = draw_tensor(p, {p.spec.value_dim, magnitude.v, false, key_of_slot}, random);
+    p.v = draw_tensor(
+        p, {p.spec.value_dim, magnitude.v, false, is_marked ? &marks : nullptr, key_of_slot},
+        random);
   }
   find_max_magnitude(p, p.k);
   find_max_magnitude(p, p.v);
