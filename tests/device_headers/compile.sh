@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Compiles one file for a device: compile.sh cuda|hip FILE, from the repository root. FILE is relative
-# to src/ or to this folder.
-# A header is compiled through a file that only includes it. Exits 77 where the compiler is absent.
+# Compiles one file of this folder for a device: compile.sh cuda|hip FILE, from the repository root.
+# With nvcc it becomes a program and runs. Exits 77 where the compiler is absent.
 set -euo pipefail
 target=$1 file=$2
 
@@ -19,8 +18,10 @@ case $target in
   cuda)
     nvcc=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin command -v nvcc) ||
       skip "nvcc is not installed (CUDA toolkit)"
-    "$nvcc" -std=c++20 -arch=sm_90 --expt-relaxed-constexpr -Werror all-warnings \
-      -Iinclude -Isrc -Itests/device_headers -c -o "$work/unit.o" "$work/unit.cu"
+    "$nvcc" -std=c++20 -arch=sm_90 -Werror all-warnings \
+      -Iinclude -Isrc -Itests/device_headers -o "$work/unit" "$work/unit.cu"
+    # The host's part runs everywhere, the device's where there is one.
+    "$work/unit"
     ;;
   hip)
     clang=$(command -v clang++-19) || skip "clang++-19 is not installed (Debian: clang-19)"
