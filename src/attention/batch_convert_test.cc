@@ -210,7 +210,7 @@ TEST(BatchConvert, TokenSlotsOfRaggedRowsAndReleasedBlocks) {
   EXPECT_EQ(metadata.read_slots[4], 8);
   BatchStorage other;
   EXPECT_THAT(error_of([&] { from_token_slots(metadata, 1, other); }),
-              HasSubstr("sequence 0: key 0 has slot 1099511627776, its block must be <= "));
+              HasSubstr("sequence 0: key 0 has slot 1099511627776, must be in -1..2147483647"));
 
   const I32 table{-1, 2, 5, -1};
   batch.kv.blocks = BlockTables::padded(table, 2);
@@ -281,6 +281,58 @@ TEST(BatchConvert, RefusesMalformedVllm) {
   metadata = mixed.vllm();
   metadata.seq_lens.data = nullptr;
   EXPECT_THAT(error_of([&] { from_vllm(metadata, kBlock); }), HasSubstr("seq_lens: no data"));
+}
+
+TEST(BatchConvert, RefusesMalformedBatches) {
+  const Mixed mixed;
+  const auto error = [&](const std::function<void(BatchView&)>& spoil) {
+    BatchView batch = mixed.view();
+    spoil(batch);
+    BatchStorage storage;
+    return error_of([&] { to_token_slots(batch, 1, storage); });
+  };
+  const I32 begins{0, 6, 12, 15};
+  const I32 falling{0, 6, 5, 15};
+  const I32 overlap{0, 4, 6};
+  const I32 reversed{5, 4, 6};
+  const I32 indices(14);
+  const I64 rows{0, -1, 4};
+  const I64 huge{0, std::numeric_limits<std::int64_t>::max(), 4};
+  const I64 tree{0, -1, -1};  // 5 queries take 5 bytes, 4 are there
+  const I64 below{-1, -2, -1};
+  const std::vector<std::uint8_t> bits(4);
+  EXPECT_THAT(error([&](BatchView& b) { b.queries.begins = overlap; }),
+              HasSubstr("sequence 1: query rows begin at 4, must be >= 5"));
+  EXPECT_THAT(error([&](BatchView& b) { b.queries.ends = reversed; }),
+              HasSubstr("sequence 1: query rows end at 4, must be >= 5"));
+  EXPECT_THAT(error([&](BatchView& b) { b.queries.ends.size = 2; }),
+              HasSubstr("query ends: size is 2, must be 3"));
+  EXPECT_THAT(error([&](BatchView& b) { b.kv.lens.size = 4; }),
+              HasSubstr("kv lens: size is 4, must be 3"));
+  EXPECT_THAT(error([&](BatchView& b) { b.kv.slots.size = -1; }),
+              HasSubstr("slots: size is -1, must be >= 0"));
+  EXPECT_THAT(error([&](BatchView& b) { b.kv.blocks.row_stride = -1; }),
+              HasSubstr("row stride is -1"));
+  EXPECT_THAT(error([&](BatchView& b) { b.kv.blocks = BlockTables::indexed(begins, indices); }),
+              HasSubstr("block table begins: entry 3 is 15, must be <= 14"));
+  EXPECT_THAT(error([&](BatchView& b) { b.kv.blocks = BlockTables::indexed(falling, indices); }),
+              HasSubstr("block table begins: entry 2 is 5, must be >= 6"));
+  EXPECT_THAT(error([&](BatchView& b) { b.kv.blocks = BlockTables::ragged(rows); }),
+              HasSubstr("sequence 1: first ragged row is -1"));
+  EXPECT_THAT(error([&](BatchView& b) { b.kv.blocks = BlockTables::ragged(huge); }),
+              HasSubstr("sequence 1: first ragged row is 9223372036854775807"));
+  EXPECT_THAT(error([&](BatchView& b) { b.kv.blocks.kind = static_cast<BlockTables::Kind>(7); }),
+              HasSubstr("block tables: kind is 7"));
+  EXPECT_THAT(error([&](BatchView& b) {
+                b.tree_mask = {bits, tree, {}};
+              }),
+              HasSubstr("sequence 0: tree mask begins at byte 0, must be -1 or in 0..-1"));
+  EXPECT_THAT(error([&](BatchView& b) {
+                b.tree_mask = {bits, below, {}};
+              }),
+              HasSubstr("sequence 1: tree mask begins at byte -2"));
+  EXPECT_THAT(error([&](BatchView& b) { b.tree_mask.depths = overlap; }),
+              HasSubstr("tree depths: size is 3, must be >= 6"));
 }
 
 TEST(BatchConvert, RefusesMalformedFlashInfer) {

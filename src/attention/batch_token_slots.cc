@@ -4,6 +4,7 @@
 // Both come down to a function slot_of(s, j). A list of slots says nothing of blocks, so a block
 // size above 1 must follow from the slots themselves.
 #include <algorithm>
+#include <limits>
 #include <vector>
 
 #include "attention/batch_packing.h"
@@ -18,14 +19,14 @@ namespace {
 // block is released as a whole or not at all: a hole in it could not be expressed.
 template <class SlotOf>
 std::int64_t first_misaligned(SlotOf slot_of, std::int64_t s, std::int64_t kv_len, int block_size) {
-  std::int64_t first = -1;
-  for (std::int64_t j = 0; j < kv_len; ++j) {
-    const std::int64_t offset = j % block_size;
-    if (offset == 0) {
-      first = slot_of(s, j);
-      if (first >= 0 && first % block_size != 0) return j;
-    } else if (slot_of(s, j) != (first < 0 ? -1 : first + offset)) {
-      return j;
+  if (block_size == 1) return kv_len;
+  for (std::int64_t begin = 0; begin < kv_len; begin += block_size) {
+    const std::int64_t first = slot_of(s, begin);
+    if (first >= 0 && first % block_size != 0) return begin;
+    const std::int64_t step = first < 0 ? 0 : 1;
+    const std::int64_t end = std::min(begin + block_size, kv_len);
+    for (std::int64_t j = begin + 1; j < end; ++j) {
+      if (slot_of(s, j) != first + step * (j - begin)) return j;
     }
   }
   return kv_len;
@@ -33,7 +34,6 @@ std::int64_t first_misaligned(SlotOf slot_of, std::int64_t s, std::int64_t kv_le
 
 template <class SlotOf>
 int largest_aligned(SlotOf slot_of, const ArrayView<std::int32_t>& lens, int max_block_size) {
-  require(max_block_size >= 1, "max_block_size is ", max_block_size, ", must be >= 1");
   // Slots aligned to 2 b are aligned to b, so the first failure ends the search.
   int block_size = 1;
   while (block_size <= max_block_size / 2) {
@@ -45,13 +45,25 @@ int largest_aligned(SlotOf slot_of, const ArrayView<std::int32_t>& lens, int max
   return block_size;
 }
 
-// Throws unless every slot is -1 or more. REQUIRES: slot_of may be called for these lens.
+// Throws unless every slot is -1 or more and its block has 32 bits. REQUIRES: slot_of may be called
+// for these lens. Two passes: the first, over everything, is only a minimum and a maximum.
 template <class SlotOf>
-void require_read_slots(const char* name, SlotOf slot_of, const ArrayView<std::int32_t>& lens) {
+void require_read_slots(const char* name, SlotOf slot_of, const ArrayView<std::int32_t>& lens,
+                        int block_size) {
+  require(block_size >= 1, "block_size is ", block_size, ", must be >= 1");
+  const std::int64_t highest = kInt32Max * block_size + block_size - 1;
   for (std::int64_t s = 0; s < lens.size; ++s) {
+    std::int64_t low = -1;
+    std::int64_t high = -1;
     for (std::int64_t j = 0; j < lens[s]; ++j) {
-      require(slot_of(s, j) >= -1, name, ": sequence ", s, ": key ", j, " has slot ", slot_of(s, j),
-              ", must be >= -1");
+      low = std::min(low, slot_of(s, j));
+      high = std::max(high, slot_of(s, j));
+    }
+    if (low >= -1 && high <= highest) continue;
+    for (std::int64_t j = 0; j < lens[s]; ++j) {
+      const std::int64_t slot = slot_of(s, j);
+      require(slot >= -1 && slot <= highest, name, ": sequence ", s, ": key ", j, " has slot ",
+              slot, ", must be in -1..", highest);
     }
   }
 }
@@ -59,7 +71,6 @@ void require_read_slots(const char* name, SlotOf slot_of, const ArrayView<std::i
 // Block tables from slots. REQUIRES: require_read_slots.
 template <class SlotOf>
 BlockTables block_tables(const char* name, SlotOf slot_of, int block_size, BatchStorage& storage) {
-  require(block_size >= 1, "block_size is ", block_size, ", must be >= 1");
   const ArrayView<std::int32_t> lens(storage.lens);
   std::int32_t* begins = resize_array(storage.table_begins, lens.size + 1);
   std::int64_t total = 0;
@@ -76,9 +87,7 @@ BlockTables block_tables(const char* name, SlotOf slot_of, int block_size, Batch
             odd < lens[s] ? slot_of(s, odd) : -1, ", not aligned to block_size ", block_size);
     for (std::int64_t j = 0; j < lens[s]; j += block_size) {
       const std::int64_t slot = slot_of(s, j);
-      require(slot / block_size <= kInt32Max, name, ": sequence ", s, ": key ", j, " has slot ",
-              slot, ", its block must be <= ", kInt32Max);
-      *indices++ = slot < 0 ? -1 : narrow(slot / block_size);
+      *indices++ = narrow(slot < 0 || block_size == 1 ? slot : slot / block_size);
     }
   }
   return BlockTables::indexed(storage.table_begins, storage.table);
@@ -92,7 +101,8 @@ struct ListedSlots {
 };
 
 // Checks the metadata and finds its slots; kv lengths go to `lens`.
-ListedSlots open_token_slots(const TokenSlotMetadata& metadata, std::vector<std::int32_t>& lens) {
+ListedSlots open_token_slots(const TokenSlotMetadata& metadata, int block_size,
+                             std::vector<std::int32_t>& lens) {
   require_host_array("kv_begins", metadata.kv_begins);
   require(metadata.kv_begins.size >= 1, "kv_begins: size is 0, must be >= 1");
   const std::int64_t num_sequences = metadata.kv_begins.size - 1;
@@ -112,7 +122,7 @@ ListedSlots open_token_slots(const TokenSlotMetadata& metadata, std::vector<std:
             ", must be the end of its queries ", metadata.query_begins[s + 1]);
   }
   const ListedSlots listed{slots.data, metadata.kv_begins.data};
-  require_read_slots(name, listed, lens);
+  require_read_slots(name, listed, lens, block_size);
   return listed;
 }
 
@@ -126,7 +136,8 @@ struct RequestSlots {
   }
 };
 
-RequestSlots open_sglang(const SglangMetadata& metadata, std::vector<std::int32_t>& lens) {
+RequestSlots open_sglang(const SglangMetadata& metadata, int block_size,
+                         std::vector<std::int32_t>& lens) {
   require_host_array("req_to_token", metadata.req_to_token);
   require_host_array("req_pool_indices", metadata.req_pool_indices);
   require_host_array("seq_lens", metadata.seq_lens);
@@ -150,7 +161,7 @@ RequestSlots open_sglang(const SglangMetadata& metadata, std::vector<std::int32_
     out[s] = narrow(seq_len);
   }
   const RequestSlots slots{metadata.req_to_token.data, metadata.req_pool_indices.data, stride};
-  require_read_slots("req_to_token", slots, lens);
+  require_read_slots("req_to_token", slots, lens, block_size);
   return slots;
 }
 
@@ -174,16 +185,28 @@ ArrayView<std::int32_t> extend_offsets(const ArrayView<std::int32_t>& extend_seq
   return storage.query_begins;
 }
 
-// The slot of a key, or -1 if its block was released.
-std::int64_t readable_slot(const BatchView& batch, int block_size, std::int64_t s, std::int64_t j) {
-  return std::max<std::int64_t>(key_slot(batch.kv.blocks, block_size, s, j), -1);
+// Writes the slot of every key of a sequence, -1 where the block was released. A division for each
+// block, not each key. REQUIRES: check_structure, check_table_lengths.
+template <class T>
+void write_slots_of(const BatchView& batch, int block_size, std::int64_t s, T* out) {
+  const std::int64_t kv_len = batch.kv.lens[s];
+  for (std::int64_t begin = 0; begin < kv_len; begin += block_size) {
+    const std::int64_t end = std::min(begin + block_size, kv_len);
+    const std::int64_t first = key_slot(batch.kv.blocks, block_size, s, begin);
+    require(first <= std::numeric_limits<T>::max() - (end - 1 - begin), "sequence ", s, ": key ",
+            end - 1, " has slot ", first + (end - 1 - begin),
+            ", must be <= ", std::numeric_limits<T>::max());
+    for (std::int64_t j = begin; j < end; ++j) {
+      out[j] = static_cast<T>(first < 0 ? -1 : first + (j - begin));
+    }
+  }
 }
 
 }  // namespace
 
 BatchView from_token_slots(const TokenSlotMetadata& metadata, int block_size,
                            BatchStorage& storage) {
-  const ListedSlots slots = open_token_slots(metadata, storage.lens);
+  const ListedSlots slots = open_token_slots(metadata, block_size, storage.lens);
   BatchView batch;
   batch.queries = QueryRanges::packed(metadata.query_begins);
   batch.kv.lens = storage.lens;
@@ -210,9 +233,7 @@ TokenSlotMetadata to_token_slots(const BatchView& batch, int block_size, BatchSt
   }
   std::int64_t* slots = resize_array(storage.slots, num_keys);
   for (std::int64_t s = 0; s < num_sequences; ++s) {
-    for (std::int64_t j = 0; j < batch.kv.lens[s]; ++j) {
-      *slots++ = readable_slot(batch, block_size, s, j);
-    }
+    write_slots_of(batch, block_size, s, slots + begins[s]);
   }
   metadata.kv_begins = storage.table_begins;
   metadata.read_slots = storage.slots;
@@ -222,12 +243,12 @@ TokenSlotMetadata to_token_slots(const BatchView& batch, int block_size, BatchSt
 
 int aligned_block_size(const TokenSlotMetadata& metadata, int max_block_size,
                        BatchStorage& storage) {
-  const ListedSlots slots = open_token_slots(metadata, storage.lens);
+  const ListedSlots slots = open_token_slots(metadata, max_block_size, storage.lens);
   return largest_aligned(slots, storage.lens, max_block_size);
 }
 
 BatchView from_sglang(const SglangMetadata& metadata, int block_size, BatchStorage& storage) {
-  const RequestSlots slots = open_sglang(metadata, storage.lens);
+  const RequestSlots slots = open_sglang(metadata, block_size, storage.lens);
   BatchView batch;
   batch.queries = QueryRanges::packed(
       extend_offsets(metadata.extend_seq_lens, metadata.seq_lens.size, storage));
@@ -256,12 +277,7 @@ SglangMetadata to_sglang(const BatchView& batch, int block_size, BatchStorage& s
     q_lens[s] = offsets[s + 1] - offsets[s];
     rows[s] = s;
     seq_lens[s] = kv_len;
-    for (std::int64_t j = 0; j < kv_len; ++j) {
-      const std::int64_t slot = readable_slot(batch, block_size, s, j);
-      require(slot <= kInt32Max, "SGLang slots have 32 bits: sequence ", s, ": key ", j,
-              " has slot ", slot, ", must be <= ", kInt32Max);
-      tokens[j] = narrow(slot);
-    }
+    write_slots_of(batch, block_size, s, tokens);
     std::fill(tokens + kv_len, tokens + metadata.req_to_token_stride, 0);
   }
   metadata.req_to_token = storage.table;
@@ -273,7 +289,7 @@ SglangMetadata to_sglang(const BatchView& batch, int block_size, BatchStorage& s
 }
 
 int aligned_block_size(const SglangMetadata& metadata, int max_block_size, BatchStorage& storage) {
-  const RequestSlots slots = open_sglang(metadata, storage.lens);
+  const RequestSlots slots = open_sglang(metadata, max_block_size, storage.lens);
   return largest_aligned(slots, storage.lens, max_block_size);
 }
 

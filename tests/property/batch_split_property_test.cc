@@ -5,10 +5,13 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
+#include <type_traits>
 #include <vector>
 
 #include "property/random_batch.h"
 #include "quire/batch_convert.h"
+#include "quire/error.h"
 
 namespace quire::testing {
 namespace {
@@ -110,6 +113,37 @@ RC_GTEST_PROP(BatchSplitProperty, StorageIsReused, ()) {
     const BatchView joined = join_batches(prefill, split.decode, storage);
     assert_same(batch.view, batch.block_size, joined, batch.block_size);
     assert_same_trees(batch.view, joined);
+  }
+}
+
+// One entry of a batch damaged: refused with an Error, or split and joined without a stray access
+// (run with AddressSanitizer).
+RC_GTEST_PROP(BatchSplitProperty, DamagedBatches, ()) {
+  RandomBatch batch;
+  draw_batch({.gaps = true, .ragged = true, .trees = true}, batch);
+  const auto spoil = [](auto& array) {
+    using T = std::decay_t<decltype(array[0])>;
+    if (array.empty()) return;
+    array[*rc::gen::inRange<std::size_t>(0, array.size())] = *rc::gen::element(
+        std::numeric_limits<T>::min(), std::numeric_limits<T>::max(), T{-2}, T{1}, T{30});
+  };
+  const int which = *rc::gen::inRange(0, 6);
+  if (which == 0) spoil(batch.begins);
+  if (which == 1) spoil(batch.ends);
+  if (which == 2) spoil(batch.lens);
+  if (which == 3) spoil(batch.table_begins);
+  if (which == 4) spoil(batch.tree_begins);
+  if (which == 5) spoil(batch.rows);
+  BatchSplit split;
+  BatchStorage storage;
+  try {
+    split_batch(batch.view, 2, NewKvRows::kQueries, split);
+    const BatchView joined = join_batches(split.prefill, split.decode, storage);
+    RC_ASSERT(joined.num_sequences() == batch.view.num_sequences());
+    RC_TAG("accepted");
+  } catch (const Error& error) {
+    RC_ASSERT(error.code() == ErrorCode::kInvalidArgument);
+    RC_TAG("refused");
   }
 }
 
