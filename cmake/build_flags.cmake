@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# How every target of quire is compiled. No -march or -m flag stands here or anywhere else: code for one
-# instruction set lives in a target region, so that no inline function of the standard library is
-# compiled for an instruction set that the machine may lack.
+# How every target of quire is compiled. No -march or -m flag stands here or anywhere else: code for
+# one instruction set lives in a target region, so that no inline function of the standard library
+# is compiled for an instruction set that the machine may lack.
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES AND PROJECT_IS_TOP_LEVEL)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Debug, Release, RelWithDebInfo or MinSizeRel" FORCE)
@@ -29,7 +29,7 @@ if(QUIRE_SANITIZE)
 endif()
 
 # Applies the language level, warnings and visibility of quire to <target>. LIBRARY adds what only
-# the library's own sources must hold: a 64-bit offset never becomes an int unseen (checked by Clang).
+# the library's own sources must hold: a 64-bit offset never becomes an int unseen (Clang checks).
 function(quire_target_flags target)
   cmake_parse_arguments(arg "LIBRARY" "" "" ${ARGN})
   target_compile_features(${target} PUBLIC cxx_std_20)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The version stands once, in a public header; the build reads it from there.
 
-# Sets <variable> to "major.minor.patch" as <header> defines it; reconfigures when the header changes.
+# Sets <variable> to "major.minor.patch" as <header> defines it; a changed header reconfigures.
 function(quire_read_version header variable)
   set(path ${CMAKE_CURRENT_SOURCE_DIR}/${header})
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${path})

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Rules of the tree that no compiler checks; each line printed is one breach.
-#   every source has its SPDX line and is ASCII; every header has #pragma once and includes no vendor
-#   header where it is public; every source and public header is named in a CMakeLists.txt.
+#   every source has its SPDX line and is ASCII; every header has #pragma once; no public header
+#   includes a vendor's; every source and public header is named in a CMakeLists.txt.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 breaches=0
@@ -22,13 +22,14 @@ report "no SPDX line" < <(
   tracked "${code[@]}" "${scripts[@]}" |
     xargs -0 -r grep -L -m1 'SPDX-License-Identifier: Apache-2.0' || true)
 report "not ASCII" < <(
-  tracked "${code[@]}" "${scripts[@]}" '*.md' '*.json' | LC_ALL=C xargs -0 -r grep -nP '[^\x00-\x7F]' |
-    cut -d: -f1,2 || true)
+  tracked "${code[@]}" "${scripts[@]}" '*.md' '*.json' |
+    LC_ALL=C xargs -0 -r grep -nP '[^\x00-\x7F]' | cut -d: -f1,2 || true)
 report "no #pragma once" < <(
   tracked '*.h' '*.hpp' '*.cuh' |
     xargs -0 -r grep -L -m1 '^#pragma once' || true)
 report "a public header includes a vendor's" < <(
-  tracked include | xargs -0 -r grep -nE '#include *[<"](cuda|hip/|torch|ATen|openvino|dnnl|oneapi)' |
+  tracked include |
+    xargs -0 -r grep -nE '#include *[<"](cuda|hip/|torch|ATen|openvino|dnnl|oneapi)' |
     cut -d: -f1,2 || true)
 
 # A source that no build file names is never compiled, and its tests never run. Lists name files

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The jobs of `make test`: ci_jobs.sh [JOB]..., every job of default_jobs unless some are named.
 # A job is a function job_NAME below. All run, also after a failure; the end is a table of minutes
-# and outcomes, the names of the jobs that failed, the reason of every skip, and the sum of all cases.
+# and outcomes, the names of failed jobs, the reason of every skip, and the sum of all cases.
 # REQUIRES: tools/bootstrap has run for what the jobs need.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

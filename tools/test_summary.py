@@ -3,9 +3,9 @@
 """Adds up the results of several test runs: test_summary.py BUILD_DIR...
 
 Each build tree holds ctest.xml, written by ctest, and results/<entry>.xml for the entries that are
-made of cases (gtest, pytest). Prints the reason of every skip (once per entry, with the number of cases
-it holds for), the name of every failure, and a last line "N passed, N failed, N skipped". Exits 1
-when something failed, or nothing ran.
+made of cases (gtest, pytest). Prints the reason of every skip (once per entry, with the number of
+cases it holds for), the name of every failure, and a last line "N passed, N failed, N skipped".
+Exits 1 when something failed, or nothing ran.
 """
 
 import collections
@@ -43,7 +43,8 @@ def read_entry(build_dir, entry):
     cases = []
     if results.exists():
         for case in ElementTree.parse(results).iter("testcase"):
-            cases.append((f"{name}: {case.get('classname')}.{case.get('name')}", *case_outcome(case)))
+            case_name = f"{name}: {case.get('classname')}.{case.get('name')}"
+            cases.append((case_name, *case_outcome(case)))
     if cases:
         yield from cases
         if entry_passed or any(outcome == FAILED for _, outcome, _ in cases):

@@ -18,7 +18,8 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "quire/tidy"
+CACHE_HOME = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+CACHE = CACHE_HOME / "quire/tidy"
 CHECKED_FOLDERS = ("src", "cli")
 KEEP_SECONDS = 30 * 24 * 3600
 

@@ -4,7 +4,8 @@
 # CMake package and once through pkg-config: run.sh BUILD_DIR CMAKE CXX
 set -euo pipefail
 build=$1 cmake=$2 cxx=$3
-project=$(cd "$(dirname "${BASH_SOURCE[0]}")/project" && pwd)
+source=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+project=$source/tests/consumer/project
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -14,7 +15,7 @@ prefix=$work/moved
 "$prefix/bin/quire" --version
 
 echo "== no installed text names the build or the source tree"
-if grep -rIlF -e "$build" -e "$(cd "$project/../../.." && pwd)" "$prefix"; then
+if grep -rIlF -e "$build/" -e "$source/include" -e "$source/src" "$prefix"; then
   echo "the files above do" >&2
   exit 1
 fi

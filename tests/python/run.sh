@@ -7,4 +7,5 @@ if [ -z "$python" ]; then
   echo "SKIP: QUIRE_PYTHON is not set (tools/bootstrap test makes an environment with pytest)"
   exit 77
 fi
-exec "$python" -B -m pytest -q -rs -p no:cacheprovider --junitxml="$results" "$(dirname "${BASH_SOURCE[0]}")"
+cd "$(dirname "${BASH_SOURCE[0]}")"
+exec "$python" -B -m pytest -q -rs -p no:cacheprovider --junitxml="$results" .
