@@ -10,6 +10,7 @@ Exits 1 when something failed, or nothing ran.
 
 import collections
 import pathlib
+import re
 import sys
 import xml.etree.ElementTree as ElementTree
 
@@ -22,7 +23,8 @@ def case_outcome(case):
     if case.find("failure") is not None or case.find("error") is not None:
         return FAILED, ""
     if skipped is not None:
-        return SKIPPED, " ".join((skipped.get("message") or skipped.text or "").split())
+        reason = " ".join((skipped.get("message") or skipped.text or "").split())
+        return SKIPPED, re.sub(r"^\S+\.\w+:\d+ ", "", reason)  # gtest puts the place first
     if case.get("status") in ("disabled", "notrun"):
         return SKIPPED, "disabled"
     return PASSED, ""
