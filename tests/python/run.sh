@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs pytest on this folder: run.sh PYTHON RESULTS_XML. Exits 77 where PYTHON is empty.
+# Runs pytest on this folder: run.sh RESULTS_XML [PYTHON]. Exits 77 without a PYTHON.
 set -euo pipefail
-python=$1 results=$2
+results=$1 python=${2:-}
 if [ -z "$python" ]; then
   echo "SKIP: QUIRE_PYTHON is not set (tools/bootstrap test makes an environment with pytest)"
   exit 77
