@@ -29,7 +29,7 @@ if(QUIRE_SANITIZE)
 endif()
 
 # Applies the language level, warnings and visibility of quire to <target>. LIBRARY adds what only
-# the library's own sources must hold: a 64-bit offset never becomes an int unseen (Clang checks).
+# the library's own sources must hold: a 64-bit offset never becomes an int unseen.
 function(quire_target_flags target)
   cmake_parse_arguments(arg "LIBRARY" "" "" ${ARGN})
   target_compile_features(${target} PUBLIC cxx_std_20)
@@ -43,8 +43,8 @@ function(quire_target_flags target)
   # kernels ask for fused multiply-add by its intrinsic.
   target_compile_options(${target} PRIVATE -ffp-contract=off)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${QUIRE_WARNINGS}>)
-  if(arg_LIBRARY AND CMAKE_CXX_COMPILER_ID MATCHES "Clang")
-    target_compile_options(${target} PRIVATE -Wshorten-64-to-32)
+  if(arg_LIBRARY)
+    target_compile_options(${target} PRIVATE -Wconversion)
   endif()
   if(QUIRE_WERROR)
     target_compile_options(${target} PRIVATE -Werror)
