@@ -16,7 +16,8 @@ run_ctest() {
   shift
   # The runtime of tsan cannot place its shadow memory where the kernel randomizes addresses widely.
   [ "$preset" != tsan ] || ! setarch -R true 2>/dev/null || launcher=(setarch -R)
-  "${launcher[@]}" ctest --preset "$preset" --parallel "$(nproc)" --output-junit ctest.xml "$@"
+  "${launcher[@]}" ctest --preset "$preset" --parallel "$(nproc)" --output-junit ctest.xml \
+    --test-output-size-passed 65536 "$@"
 }
 
 job_format() { # format and the rules that no compiler checks

@@ -37,6 +37,14 @@ def entry_skip_reason(entry):
     return reasons[0] if reasons else "no reason was given"
 
 
+def partial_skips(entry):
+    """What a script that passed says it left out, as lines "what: skipped, reason"."""
+    if entry.get("status") != "run":
+        return []
+    lines = (entry.findtext("system-out") or "").splitlines()
+    return [line for line in lines if ": skipped, " in line]
+
+
 def read_entry(build_dir, entry):
     """Yields (name, outcome, reason) for the cases of one ctest entry, or for the entry itself."""
     name = entry.get("name")
@@ -70,6 +78,8 @@ def main(build_dirs):
                     skips[reason].append(name)
                 elif outcome == FAILED:
                     print(f"FAILED [{build_dir.name}] {name}")
+            for line in partial_skips(entry):
+                print(f"partly skipped [{build_dir.name}] {entry.get('name')}: {line}")
             for reason, names in skips.items():
                 others = f" and {len(names) - 1} more" if len(names) > 1 else ""
                 print(f"skipped [{build_dir.name}] {names[0]}{others}: {reason}")
