@@ -136,7 +136,7 @@ bool Step::written_is_unchanged() const {
   for (std::size_t i = 0; i < now.size(); ++i) {  // as bytes: a scale may be NaN
     const std::size_t bytes = now[i].size() * sizeof(float);
     if (now[i].size() != remembered_[i].size() ||
-        std::memcmp(now[i].data(), remembered_[i].data(), bytes) != 0) {
+        (bytes != 0 && std::memcmp(now[i].data(), remembered_[i].data(), bytes) != 0)) {
       return false;
     }
   }
