@@ -331,8 +331,14 @@ TEST(BatchConvert, RefusesMalformedBatches) {
                 b.tree_mask = {bits, below, {}};
               }),
               HasSubstr("sequence 1: tree mask begins at byte -2"));
-  EXPECT_THAT(error([&](BatchView& b) { b.tree_mask.depths = overlap; }),
+  EXPECT_THAT(error([&](BatchView& b) {
+                b.tree_mask = {{}, below, overlap};
+              }),
               HasSubstr("tree depths: size is 3, must be >= 6"));
+  EXPECT_THAT(error([&](BatchView& b) { b.tree_mask.depths = overlap; }),
+              HasSubstr("tree depths: given without begins, size is 3"));
+  EXPECT_THAT(error([&](BatchView& b) { b.tree_mask.bits = bits; }),
+              HasSubstr("tree mask bits: given without begins, size is 4"));
 }
 
 TEST(BatchConvert, RefusesMalformedFlashInfer) {

@@ -29,9 +29,10 @@ BatchView run_of(const BatchView& batch, std::int64_t first, std::int64_t count)
   } else {
     run.kv.blocks.rows = tables.rows.subview(first, count);
   }
-  run.tree_mask = batch.tree_mask;
-  if (batch.tree_mask.present())
+  if (batch.tree_mask.present() && count > 0) {
+    run.tree_mask = batch.tree_mask;
     run.tree_mask.begins = batch.tree_mask.begins.subview(first, count);
+  }
   return run;
 }
 

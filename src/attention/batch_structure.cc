@@ -77,9 +77,13 @@ void check_tree_mask(const TreeMask& tree, const QueryRanges& queries, std::int6
   require_host_array("tree mask bits", tree.bits);
   require_host_array("tree mask begins", tree.begins);
   require_host_array("tree depths", tree.depths);
+  if (!tree.present()) {
+    require(tree.bits.empty(), "tree mask bits: given without begins, size is ", tree.bits.size);
+    require(tree.depths.empty(), "tree depths: given without begins, size is ", tree.depths.size);
+    return;
+  }
   require(tree.depths.empty() || tree.depths.size >= num_rows, "tree depths: size is ",
           tree.depths.size, ", must be >= ", num_rows);
-  if (!tree.present()) return;
   require_size("tree mask begins", tree.begins, queries.num_sequences());
   for (std::int64_t s = 0; s < queries.num_sequences(); ++s) {
     const std::int64_t begin = tree.begins[s];

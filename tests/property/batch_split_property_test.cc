@@ -38,6 +38,10 @@ BatchView one_of(const BatchView& batch, std::int64_t s) {
 void assert_part(const RandomBatch& batch, const BatchView& part,
                  const std::vector<std::int32_t>& sequences, std::vector<int>& owners) {
   RC_ASSERT(part.num_sequences() == static_cast<std::int64_t>(sequences.size()));
+  if (!part.tree_mask.present()) {  // prepare refuses the rest of a mask without its begins
+    RC_ASSERT(part.tree_mask.bits.empty());
+    RC_ASSERT(part.tree_mask.depths.empty());
+  }
   for (std::int64_t i = 0; i < part.num_sequences(); ++i) {
     const std::int32_t s = sequences[static_cast<std::size_t>(i)];
     ++owners[static_cast<std::size_t>(s)];
