@@ -61,7 +61,7 @@ def check(entry, build_dir, settings):
     if result.returncode == 0:
         clean.touch()
         return path, False, ""
-    return path, False, result.stdout + result.stderr
+    return path, False, result.stdout or result.stderr
 
 
 def main(build_dir):
@@ -81,7 +81,7 @@ def main(build_dir):
             known += was_known
             if findings:
                 failed += 1
-                print(f"== {path.relative_to(ROOT)}\n{findings}")
+                print(f"== {path.relative_to(ROOT)}\n{findings}", flush=True)
     print(f"clang-tidy: {len(unique)} sources, {known} known to be clean, {failed} with findings")
     return 1 if failed or not unique else 0
 
