@@ -60,7 +60,7 @@ void add_append(std::vector<Case>& cases) {
         .add_to(cases);
   }
   for (const auto& [head_dim, value_dim] :
-       {std::pair{1, 1}, {3, 5}, {40, 72}, {192, 128}, {256, 512}}) {
+       {std::pair{1, 1}, {3, 5}, {40, 72}, {192, 128}, {64, 256}, {256, 512}}) {
     append(concat("dims/", head_dim, "_", value_dim))
         .dims(head_dim, value_dim)
         .kv(DType::kF8E5M2, ScaleGranularity::kPerTokenHead)

@@ -29,6 +29,9 @@ enum class Check : std::uint8_t {
   kExport,      // to plain and back
 };
 
+// What the tolerance asks of a case whose errors are averaged.
+inline constexpr std::int64_t kMinOutputs = 4096;
+
 struct SequenceShape {
   std::int64_t q_len = 0;
   std::int64_t kv_len = 0;

@@ -110,7 +110,8 @@ class CaseBuilder {
     return *this;
   }
 
-  void add_to(std::vector<Case>& cases) { cases.push_back(std::move(case_)); }
+  // Repeats the sequences until there are the 4,096 outputs over which errors are averaged.
+  void add_to(std::vector<Case>& cases);
 
  private:
   Case case_;

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "conformance/case_builder.h"
+#include "conformance/index.h"
 
 namespace quire::conformance {
 
@@ -15,9 +16,22 @@ std::vector<Case> all_cases() {
   add_cross_cases(cases);
   add_cache_cases(cases);
   add_merge_cases(cases);
+  add_pair_cases(cases);
   std::stable_sort(cases.begin(), cases.end(),
                    [](const Case& a, const Case& b) { return a.suite < b.suite; });
   return cases;
+}
+
+void CaseBuilder::add_to(std::vector<Case>& cases) {
+  const bool has_tolerance = case_.check == Check::kAttend || case_.check == Check::kInvariance ||
+                             case_.check == Check::kCascade;
+  const std::vector<SequenceShape> once = case_.sequences;
+  const std::int64_t outputs = num_tokens(case_) * case_.spec.num_q_heads * case_.spec.value_dim;
+  const std::int64_t times = has_tolerance && outputs > 0 ? ceil_div(kMinOutputs, outputs) : 1;
+  for (std::int64_t n = 1; n < times; ++n) {
+    case_.sequences.insert(case_.sequences.end(), once.begin(), once.end());
+  }
+  cases.push_back(std::move(case_));
 }
 
 const std::vector<DType>& query_types() {

@@ -72,9 +72,8 @@ void make_sequences(Problem& p) {
 
 void make_params(Problem& p, Random& random) {
   const Features& features = p.spec.features;
-  p.scale = p.c.scale > 0
-                ? p.c.scale
-                : static_cast<float>(1.0 / std::sqrt(static_cast<double>(p.spec.head_dim)));
+  const double usual = 1.0 / std::sqrt(static_cast<double>(p.spec.head_dim));
+  p.scale = p.c.scale > 0 ? p.c.scale : static_cast<float>(usual);
   p.softcap = features.softcap ? p.c.softcap : 0.0F;
   for (int h = 0; h < p.spec.num_q_heads; ++h) {
     const double exponent = -8.0 * (h + 1) / p.spec.num_q_heads;

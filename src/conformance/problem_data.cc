@@ -109,6 +109,25 @@ Magnitudes magnitudes(DataStyle style) {
   return {};
 }
 
+// Logits in the hundreds, rounded in f32, are uncertain by more than f32 queries allow. There, keys
+// come in terraces: equal within one, so that the uncertainty cancels, and too far apart to mix.
+bool is_terraced(const Problem& p) {
+  const bool has_large_logits = p.c.data == DataStyle::kGrowing ||
+                                p.c.data == DataStyle::kShrinking || p.c.data == DataStyle::kLarge;
+  return has_large_logits && p.spec.q_dtype == DType::kF32;
+}
+
+constexpr std::int64_t kNumTerraces = 4;
+constexpr double kTerraceLogit = 150;  // exp(-0.7 * 150) is 0 in f32; q . k varies by less
+
+float terrace_height(const Problem& p, std::int64_t key, std::int64_t max_kv_len) {
+  std::int64_t terrace = key * kNumTerraces / (max_kv_len + 1);
+  if (p.c.data == DataStyle::kShrinking) terrace = kNumTerraces - 1 - terrace;
+  if (p.c.data == DataStyle::kLarge) terrace = (key * 2654435761LL >> 9) % kNumTerraces;
+  const double step = kTerraceLogit / std::sqrt(static_cast<double>(p.spec.head_dim));
+  return static_cast<float>(step) * static_cast<float>(terrace);
+}
+
 // Logits of the ramps span +-40 * sqrt(head_dim).
 constexpr float kRamp = 40.0F;
 
@@ -181,7 +200,7 @@ void quantize_row(ProblemKv& kv, DType dtype, const ScaleRule& rule, std::int64_
 struct KvDraw {
   int dim;
   float magnitude;
-  bool on_ramp;                     // K
+  bool is_k;
   const std::vector<float>* given;  // instead of random values, or null
   const std::vector<std::int64_t>& key_of_slot;
 };
@@ -190,8 +209,10 @@ float draw_value(const Problem& p, const KvDraw& draw, std::int64_t slot, std::i
                  std::int64_t max_kv_len, Random& random) {
   if (p.c.data == DataStyle::kSpecial) return special_value(slot, d, random);
   const float x = random.normal() * draw.magnitude;
-  if (!draw.on_ramp) return x;
-  const float ramp = ramp_at(p.c.data, draw.key_of_slot[at(slot)], max_kv_len);
+  if (!draw.is_k) return x;
+  const std::int64_t key = draw.key_of_slot[at(slot)];
+  if (is_terraced(p)) return ramp_sign(d) * terrace_height(p, key, max_kv_len);
+  const float ramp = ramp_at(p.c.data, key, max_kv_len);
   return ramp == 0 ? x : 0.5F * x + ramp_sign(d) * ramp;
 }
 
@@ -267,7 +288,9 @@ ProblemKv leading_dims(const Problem& p, const ProblemKv& k, int dim) {
 void draw_trees(Problem& p, Random& random) {
   for (std::size_t s = 0; s < p.sequences.size(); ++s) {
     if (p.c.tree == TreeStyle::kSomePlain && s % 2 == 1) continue;
-    if (p.sequences[s].q_len > 0) draw_tree(p.sequences[s], p.c.tree, random);
+    const ProblemSequence& sequence = p.sequences[s];
+    const bool may_have_tree = sequence.q_len > 0 && sequence.q_len <= sequence.kv_len;
+    if (may_have_tree) draw_tree(p.sequences[s], p.c.tree, random);
   }
 }
 
@@ -312,8 +335,9 @@ void find_seen_slots(Problem& p) {
 }
 
 void draw_queries(Problem& p, Random& random) {
-  const bool on_ramp = p.c.data == DataStyle::kGrowing || p.c.data == DataStyle::kShrinking;
-  const float magnitude = magnitudes(p.c.data).q;
+  const bool on_ramp =
+      p.c.data == DataStyle::kGrowing || p.c.data == DataStyle::kShrinking || is_terraced(p);
+  const float magnitude = is_terraced(p) ? 1.0F : magnitudes(p.c.data).q;
   const std::int64_t dim = p.spec.head_dim;
   p.q.resize(at(p.num_tokens * p.spec.num_q_heads * dim));
   for (std::size_t n = 0; n < p.q.size(); ++n) {
