@@ -92,20 +92,22 @@ void require_nested(const Lattice& lattice) {
 }
 
 // K and V at a distance: seen from far away both are one tensor, whose innermost part is a piece of
-// K and a piece of V side by side. The pieces are what lies nearer than the distance of the two.
+// K and a piece of V side by side. The piece of the lower one ends before the upper one begins, so
+// it is what lies nearer than their distance; the upper one's has the axes that are left, however
+// far they reach.
 void require_apart(const Lattice& k, const Lattice& v, std::int64_t distance) {
   const Lattice& low = distance >= 0 ? k : v;
   const Lattice& high = distance >= 0 ? v : k;
   const std::int64_t gap = distance >= 0 ? distance : -distance;
   const int num_low = low.num_inner(gap);
-  const int num_high = high.num_inner(gap);
   const std::int64_t low_span = low.span(num_low);
   require(gap >= low_span, "K and V overlap: ", high.name, " begins ", gap, " elements after ",
           low.name, ", which covers ", low_span);
-  std::int64_t span = checked_add(kOffset, gap, high.span(num_high));
   const int num_outer = low.num_axes - num_low;
-  require(num_outer == high.num_axes - num_high,
+  const int num_high = high.num_axes - num_outer;
+  require(num_high >= 0,
           "K and V lie in each other with different axes: bring them apart or with equal strides");
+  std::int64_t span = checked_add(kOffset, gap, high.span(num_high));
   for (int i = 0; i < num_outer; ++i) {
     const Axis& axis = low.axis(num_low + i);
     const Axis& other = high.axis(num_high + i);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/host_memory.h"
 #include "layout/kv_extent.h"
 #include "layout/kv_offset.h"
 #include "quire/kv_cache.h"
@@ -147,6 +148,21 @@ TEST(SplitKv, PerToken) {
     ASSERT_EQ(index_of(view, kv, KvTensor::kV, b, h, t, d), ((b * 2 + h) * 5 + t) * 11 + 8 + d);
     ASSERT_EQ(index_of(other, kv, KvTensor::kV, b, h, t, d), ((b * 5 + t) * 2 + h) * 11 + 8 + d);
   });
+}
+
+// V of one head may reach farther than all of K.
+TEST(ViewKv, RecordsOfUnequalDims) {
+  for (const auto& [head_dim, value_dim] : {std::pair{64, 256}, {256, 64}, {16, 512}}) {
+    AttentionSpec spec;
+    spec.num_q_heads = spec.num_kv_heads = 2;
+    spec.head_dim = head_dim;
+    spec.value_dim = value_dim;
+    const KvCache cache(host_memory(), spec, plain_layout(spec), {.num_blocks = 4});
+    EXPECT_NO_THROW(require_distinct_elements(cache.layer(0))) << head_dim << ", " << value_dim;
+    KvCacheView shifted = cache.layer(0);
+    shifted.v = static_cast<char*>(shifted.v) - 2;  // into K
+    EXPECT_THROW(require_distinct_elements(shifted), Error) << head_dim << ", " << value_dim;
+  }
 }
 
 TEST(SplitKv, Refusals) {
