@@ -107,13 +107,14 @@ void print_machine(const CpuFeatures& cpu, const SystemProbe& system) {
 }
 
 void print_backends(const std::vector<BackendRow>& rows) {
-  fmt::print("\n{:<11}{:<11}{:<9}{:<17}{:<20}{}\n", "backend", "available", "version",
-             "batch invariant", "levels (best first)", "for");
+  fmt::print("\n{:<11}{:<11}{:<9}{:<17}{:<20}\n", "backend", "available", "version",
+             "batch invariant", "levels, best first");
   for (const BackendRow& row : rows) {
     const bool available = row.availability.available;
-    fmt::print("{:<11}{:<11}{:<9}{:<17}{:<20}{}\n", row.entry->name, available ? "yes" : "no",
+    fmt::print("{:<11}{:<11}{:<9}{:<17}{:<20}\n", row.entry->name, available ? "yes" : "no",
                row.availability.version, row.info.batch_invariant ? "yes" : "no",
-               row.levels.empty() ? "-" : or_none(row.levels), row.entry->summary);
+               row.levels.empty() ? "-" : or_none(row.levels));
+    fmt::print("    {}\n", row.entry->summary);
     for (const std::string& reason : row.availability.reasons) fmt::print("    {}\n", reason);
   }
 }

@@ -25,6 +25,11 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
+    if (!app.remaining().empty() && app.get_subcommands().empty()) {
+      fmt::print(stderr, "quire: no subcommand is named '{}'; quire --help lists them\n",
+                 app.remaining().front());
+      return kUsage;
+    }
     return app.exit(error) == 0 ? kSuccess : kUsage;
   }
   try {

@@ -12,7 +12,7 @@ configure_package_config_file(
   ${PROJECT_SOURCE_DIR}/cmake/quire-config.cmake.in ${PROJECT_BINARY_DIR}/quire-config.cmake
   INSTALL_DESTINATION ${package_dir} NO_SET_AND_CHECK_MACRO)
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/quire-config-version.cmake
-                                 COMPATIBILITY SameMajorVersion)
+                                 COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/quire-config.cmake
               ${PROJECT_BINARY_DIR}/quire-config-version.cmake DESTINATION ${package_dir})
 

@@ -77,16 +77,23 @@ class MinimalBackend final : public HostBackend {
                 const AttentionOutput& output, Stream) override {
     for (std::int64_t row = 0; row < output.out.shape[0]; ++row) {
       for (std::int64_t head = 0; head < output.out.shape[1]; ++head) {
+        double max = -std::numeric_limits<double>::infinity();
+        for (const Partial& p : partials) {
+          max = std::max(max, double{load_element(p.lse, row, head)});
+        }
+        const auto weight = [&](const Partial& p) {
+          const double lse = load_element(p.lse, row, head);
+          return std::isinf(lse) ? 0 : std::exp(lse - max);
+        };
         double sum = 0;
-        for (const Partial& p : partials) sum += std::exp(double{load_element(p.lse, row, head)});
-        const double lse = std::log(sum);
+        for (const Partial& p : partials) sum += weight(p);
+        const double lse = max + std::log(sum);
         if (output.lse.present()) store_element(output.lse, lse, row, head);
         const double sink = sinks.empty() ? 1 : 1 / (1 + std::exp(sinks[head] - lse));
         for (std::int64_t d = 0; d < output.out.shape[2]; ++d) {
           double value = 0;
           for (const Partial& p : partials) {
-            const double weight = std::exp(double{load_element(p.lse, row, head)});
-            if (weight > 0) value += weight * load_element(p.out, row, head, d);
+            if (weight(p) > 0) value += weight(p) * load_element(p.out, row, head, d);
           }
           store_element(output.out, sum > 0 ? value / sum * sink : 0, row, head, d);
         }

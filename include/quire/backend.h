@@ -3,6 +3,8 @@
 // and attend once per layer.
 //
 //   auto backend = quire::make_backend("cpu");
+//   const KvLayout layout = backend->preferred_layout(spec);
+//   spec.kv.layout = layout.id;                                    // of the cache made with it
 //   WorkspaceBuffer workspace(backend->memory(), backend->workspace(spec, bounds));
 //   auto prepared = backend->make_prepared(spec, bounds, workspace.view());
 //   backend->prepare(*prepared, batch);                            // per step
@@ -125,7 +127,7 @@ class QUIRE_API AttentionBackend {
              const AttentionOutput& output, Stream stream = {});
 
   // The first error of asynchronous work on this batch since the last poll; clears it.
-  virtual Status poll(PreparedBatch& prepared);
+  Status poll(PreparedBatch& prepared);
 
  protected:
   // The arguments have been validated against each other; none may throw for a reason that a caller
@@ -144,6 +146,7 @@ class QUIRE_API AttentionBackend {
                          Stream stream) = 0;
   virtual void do_merge(std::span<const Partial> partials, ArrayView<float> sinks,
                         const AttentionOutput& output, Stream stream) = 0;
+  virtual Status do_poll(PreparedBatch& prepared);
   // Layouts that quire knows are converted in passing: src and dst may differ in layout here.
   virtual void do_copy_blocks(std::span<const KvCacheView> src, std::span<const KvCacheView> dst,
                               std::span<const BlockCopy> copies, Stream stream) = 0;

@@ -74,7 +74,7 @@ struct TreeMask {
   ArrayView<std::uint8_t> bits;
   ArrayView<std::int64_t> begins;  // [num_sequences] byte offset into bits; -1: plain causal
   // Optional, [>= query rows], by query row: the position of a new token is kv_len - q_len + depth,
-  // as query and as key. Without depths it is kv_len - q_len + i.
+  // as query and as key; 0 <= depth < q_len. Without depths it is kv_len - q_len + i.
   ArrayView<std::int32_t> depths;
 
   bool present() const noexcept { return !begins.empty(); }

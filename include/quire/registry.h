@@ -19,7 +19,6 @@ namespace quire {
 struct BackendOptions {
   int num_threads = 0;  // 0: as many as the process may run on
   std::string isa;      // level of a CPU backend; empty: QUIRE_CPU_ISA, else the best
-  bool check_device_metadata = false;  // validate metadata in device memory too; reported by poll
 };
 
 // Whether a backend can run on this machine, or every reason why not.

@@ -7,11 +7,13 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <string>
 #include <type_traits>
 #include <vector>
 
 #include "quire/device.h"
 #include "quire/dtype.h"
+#include "quire/error.h"
 
 namespace quire {
 
@@ -55,6 +57,10 @@ struct BasicTensorView {
   BasicTensorView(Pointer data_, DType dtype_, std::initializer_list<std::int64_t> shape_,
                   Device device_ = {})
       : data(data_), dtype(dtype_), rank(static_cast<int>(shape_.size())), device(device_) {
+    if (rank > kMaxRank) {
+      throw Error(ErrorCode::kInvalidArgument,
+                  "a tensor has at most 5 axes, not " + std::to_string(rank));
+    }
     int i = 0;
     for (const std::int64_t extent : shape_) shape[static_cast<std::size_t>(i++)] = extent;
     std::int64_t stride = 1;

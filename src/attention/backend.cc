@@ -49,7 +49,12 @@ KvLayout AttentionBackend::preferred_layout(const AttentionSpec& spec) const {
   return plain_layout(spec);
 }
 
-Status AttentionBackend::poll(PreparedBatch& /*prepared*/) {
+Status AttentionBackend::poll(PreparedBatch& prepared) {
+  require_own(prepared);
+  return do_poll(prepared);
+}
+
+Status AttentionBackend::do_poll(PreparedBatch& /*prepared*/) {
   return {};
 }
 

@@ -121,6 +121,26 @@ QUIRE_HOST_DEVICE constexpr KeyRange keys_seen_in_tree(const Mask& mask, const S
   return {old.begin < s.first_new() ? old.begin : s.first_new(), s.kv_len};
 }
 
+// Of the keys before the new ones, the first that some query of a sequence with a tree mask may
+// see; first_new() if there is none. From there on to first_new() all are seen: a query of a tree
+// lies at first_new() or later, so neither causality nor a right window ends its view earlier.
+QUIRE_HOST_DEVICE constexpr std::int64_t first_old_key_seen(const Mask& mask,
+                                                            const SequenceView& s) {
+  std::int64_t first = s.first_new();
+  for (std::int64_t i = 0; i < s.q_len; ++i) {
+    const KeyRange seen = positions_seen(mask, query_position(s, i), s.kv_len);
+    if (seen.begin < first && !seen.empty()) first = seen.begin;
+  }
+  return first;
+}
+
+// May any query of a sequence with a tree mask see key j? `first_old` is first_old_key_seen(): what
+// none sees may lie nowhere, so its table entry must not be followed.
+QUIRE_HOST_DEVICE constexpr bool is_seen_in_tree(const Mask& mask, const SequenceView& s,
+                                                 std::int64_t first_old, std::int64_t j) {
+  return j < s.first_new() ? j >= first_old : is_seen(mask, Alignment::kAligned, s, j);
+}
+
 // The keys that some query of [first, last) may see. An empty result may begin past kv_len.
 QUIRE_HOST_DEVICE constexpr KeyRange keys_seen(const Mask& mask, Alignment alignment,
                                                const SequenceView& s, std::int64_t first,

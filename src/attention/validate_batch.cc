@@ -235,6 +235,39 @@ void validate_index_begins(const BlockTables& tables) {
           tables.indices.size);
 }
 
+bool has_tree(const BatchView& batch, std::int64_t s) {
+  return batch.tree_mask.present() && batch.tree_mask.begins[s] >= 0;
+}
+
+// Does some query of a sequence with a tree mask see a key of this block?
+bool is_block_seen(const AttentionSpec& spec, const SequenceView& sequence, std::int64_t first_old,
+                   std::int64_t block) {
+  const std::int64_t block_size = spec.kv.block_size;
+  const std::int64_t end = std::min((block + 1) * block_size, sequence.kv_len);
+  for (std::int64_t j = block * block_size; j < end; ++j) {
+    if (is_seen_in_tree(spec.mask, sequence, first_old, j)) return true;
+  }
+  return false;
+}
+
+// Under a tree mask blocks in the middle may be seen by nobody, so each is looked at by itself.
+void validate_tree_blocks(const AttentionSpec& spec, const BatchView& batch, std::int64_t s,
+                          BatchFacts::Largest& largest) {
+  const SequenceView sequence = sequence_view(batch, s);
+  const TableRow row = table_row(batch.kv.blocks, s);
+  const std::int64_t first_old = first_old_key_seen(spec.mask, sequence);
+  const std::int64_t num_blocks = (sequence.kv_len + spec.kv.block_size - 1) / spec.kv.block_size;
+  for (std::int64_t i = first_old / spec.kv.block_size; i < num_blocks; ++i) {
+    if (!is_block_seen(spec, sequence, first_old, i)) continue;
+    require(i < row.size, "kv.blocks: sequence ", s, " needs ", i + 1, " table entries for ",
+            sequence.kv_len, " keys, has ", row.size);
+    const std::int32_t block = batch.kv.blocks.indices[row.first + i];
+    require(block >= 0, "kv.blocks: sequence ", s, ", table entry ", i,
+            ": negative block: ", block);
+    if (block > largest.value) largest = {.value = block, .sequence = s, .index = i};
+  }
+}
+
 // Entries of the visible blocks of sequence s, as indices into tables.indices.
 KeyRange used_entries(const AttentionSpec& spec, const BatchView& batch, std::int64_t s) {
   const SequenceView sequence = sequence_view(batch, s);
@@ -261,16 +294,19 @@ void validate_blocks(const AttentionSpec& spec, const BatchView& batch, BatchFac
   if (tables.kind == BlockTables::Kind::kIndexed) validate_index_begins(tables);
   BatchFacts::Largest& largest = facts.largest_block;
   for (std::int64_t s = 0; s < facts.num_sequences; ++s) {
+    if (has_tree(batch, s)) {
+      validate_tree_blocks(spec, batch, s, largest);
+      continue;
+    }
     const KeyRange used = used_entries(spec, batch, s);
     if (used.empty()) continue;
     const Extremes blocks = extremes_of(tables.indices.data + used.begin, used.size());
     if (blocks.any_negative) fail_negative_block(tables, s, used);
     if (blocks.largest > largest.value) {
-      largest.value = blocks.largest;
-      largest.sequence = s;
+      largest = {.value = blocks.largest, .sequence = s, .index = -1};
     }
   }
-  if (largest.sequence < 0) return;
+  if (largest.sequence < 0 || largest.index >= 0) return;  // none, or found in a tree
   const KeyRange used = used_entries(spec, batch, largest.sequence);
   const std::int32_t* const entry =
       std::find(tables.indices.data + used.begin, tables.indices.data + used.end,

@@ -125,7 +125,7 @@ void validate_scale_values(const KvCacheView& cache, const char* field, const Kv
   }
   const int num_scales = granularity == ScaleGranularity::kPerTensor ? 1 : cache.num_kv_heads;
   for (int head = 0; head < num_scales; ++head) {
-    const float scale = scales.data[head * scales.strides.head];
+    const float scale = scales.data[scale_offset(scales, 0, head, 0)];
     require(std::isfinite(scale) && scale > 0.0F, "cache.", field, ": head ", head,
             " has a scale that is not finite and positive: ", scale);
   }

@@ -11,6 +11,7 @@
 
 #include "attention/validate.h"
 #include "base/check.h"
+#include "layout/kv_extent.h"
 #include "layout/stride_check.h"
 
 namespace quire {
@@ -241,10 +242,36 @@ AddressRange address_range(const TensorView& tensor) {
           base + static_cast<std::uintptr_t>((highest + 1) * bytes)};
 }
 
-bool ranges_meet(const TensorView& a, const TensorView& b) {
-  const AddressRange x = address_range(a);
-  const AddressRange y = address_range(b);
+AddressRange address_range(const KvCacheView& cache, KvTensor tensor) {
+  const auto base = reinterpret_cast<std::uintptr_t>(tensor == KvTensor::kK ? cache.k : cache.v);
+  if (cache.num_blocks == 0) return {base, base};
+  if (is_opaque(cache.format.layout)) {
+    return {base, base + static_cast<std::uintptr_t>(cache.num_blocks * cache.k_strides.block)};
+  }
+  const ElementRange range = element_range(cache, tensor);
+  const std::int64_t bytes = dtype_bytes(cache.format.dtype);
+  return {base + static_cast<std::uintptr_t>(range.begin * bytes),
+          base + static_cast<std::uintptr_t>(range.end * bytes)};
+}
+
+bool ranges_meet(const AddressRange& x, const AddressRange& y) {
   return x.begin < y.end && y.begin < x.end;
+}
+
+bool ranges_meet(const TensorView& a, const TensorView& b) {
+  return ranges_meet(address_range(a), address_range(b));
+}
+
+// What is written lies apart from the cache and from each other. Whole ranges are compared: nobody
+// has a reason to put one between the elements of another.
+void validate_apart(const AttentionOutput& output, const KvCacheView& cache) {
+  require(!output.lse.present() || !ranges_meet(output.out, output.lse), "lse: overlaps out");
+  for (const KvTensor tensor : {KvTensor::kK, KvTensor::kV}) {
+    const AddressRange range = address_range(cache, tensor);
+    require(!ranges_meet(address_range(TensorView(output.out)), range), "out: overlaps the cache");
+    require(!output.lse.present() || !ranges_meet(address_range(TensorView(output.lse)), range),
+            "lse: overlaps the cache");
+  }
 }
 
 void validate_partial(std::size_t index, const Partial& partial, const AttentionOutput& output,
@@ -288,6 +315,7 @@ void validate_attend(const AttentionSpec& spec, const BatchFacts& facts,
   }
   validate_block_limit(facts, source.cache);
   validate_output(spec, facts, output, device);
+  validate_apart(output, source.cache);
 }
 
 void validate_merge(std::span<const Partial> partials, const ArrayView<float>& sinks,
@@ -299,6 +327,7 @@ void validate_merge(std::span<const Partial> partials, const ArrayView<float>& s
   if (output.lse.present()) {
     validate_lse("lse", output.lse, {out.shape[0]}, {out.shape[1]}, device);
     validate_disjoint("lse", output.lse);
+    require(!ranges_meet(out, output.lse), "lse: overlaps out");
   }
   for (std::size_t i = 0; i < partials.size(); ++i) {
     validate_partial(i, partials[i], output, partials[0].out.dtype, device);

@@ -7,10 +7,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
 #include "attention/validate.h"
 #include "base/check.h"
+#include "layout/kv_extent.h"
 
 namespace quire {
 namespace {
@@ -95,11 +97,22 @@ void validate_devices(std::span<const KvCacheView> layers, const char* name, Dev
   }
 }
 
+// Layers may lie between each other in one tensor, but none may be another.
+void validate_distinct(std::span<const KvCacheView> layers) {
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      require(layers[i].k != layers[j].k || layers[i].num_blocks == 0, "dst: layers ", j, " and ",
+              i, " are the same memory");
+    }
+  }
+}
+
 void validate_layers(std::span<const KvCacheView> src, std::span<const KvCacheView> dst,
                      CopyKind kind, Device device) {
   require(src.size() == dst.size(), "dst: needs ", src.size(), " layers as src, has ", dst.size());
   validate_devices(src, "src", device);
   validate_devices(dst, "dst", device);
+  validate_distinct(dst);
   for (std::size_t i = 0; i < src.size(); ++i) {
     validate_layer(static_cast<std::int64_t>(i), src[i], dst[i], kind);
   }
@@ -111,11 +124,24 @@ std::int64_t fewest_blocks(std::span<const KvCacheView> layers) {
   return fewest;
 }
 
-bool same_cache(std::span<const KvCacheView> src, std::span<const KvCacheView> dst) {
+// How many blocks the view `dst` begins after `src` in the same memory, if it is the same.
+std::optional<std::int64_t> shift_of(const KvCacheView& src, const KvCacheView& dst) {
+  if (src.device != dst.device || src.k_strides != dst.k_strides) return std::nullopt;
+  const std::int64_t element = is_opaque(src.format.layout) ? 1 : dtype_bytes(src.format.dtype);
+  const std::int64_t stride = src.k_strides.block * element;
+  const std::int64_t distance = static_cast<const char*>(dst.k) - static_cast<const char*>(src.k);
+  if (stride == 0 || distance % stride != 0) return std::nullopt;
+  const std::int64_t shift = distance / stride;
+  const bool meet = shift < src.num_blocks && -shift < dst.num_blocks;
+  return meet ? std::optional(shift) : std::nullopt;
+}
+
+std::optional<std::int64_t> shift_of(std::span<const KvCacheView> src,
+                                     std::span<const KvCacheView> dst) {
   for (std::size_t i = 0; i < src.size(); ++i) {
-    if (src[i].k == dst[i].k && src[i].device == dst[i].device) return true;
+    if (const auto shift = shift_of(src[i], dst[i])) return shift;
   }
-  return false;
+  return std::nullopt;
 }
 
 void validate_ids(std::int64_t pair, const BlockCopy& copy, std::int64_t num_src,
@@ -132,7 +158,7 @@ std::int64_t first_pair_to(std::span<const BlockCopy> copies, std::int32_t block
 }
 
 void validate_conflicts(std::span<const BlockCopy> copies, std::int64_t first, std::int64_t size,
-                        bool in_one_cache) {
+                        std::optional<std::int64_t> shift) {
   BlockRangeSet destinations(first, size);
   for (std::size_t i = 0; i < copies.size(); ++i) {
     const std::int32_t block = copies[i].dst;
@@ -143,10 +169,11 @@ void validate_conflicts(std::span<const BlockCopy> copies, std::int64_t first, s
     }
     destinations.insert(block);
   }
-  if (!in_one_cache) return;
+  if (!shift) return;
   for (std::size_t i = 0; i < copies.size(); ++i) {
-    const std::int32_t block = copies[i].src;
-    if (destinations.covers(block) && destinations.contains(block)) {
+    const std::int64_t in_dst = copies[i].src - *shift;
+    const auto block = static_cast<std::int32_t>(in_dst);
+    if (block == in_dst && destinations.covers(block) && destinations.contains(block)) {
       fail(ErrorCode::kInvalidArgument, "copies: source of pair ", i,
            " is the destination of pair ", first_pair_to(copies, block),
            " in the same cache: ", block);
@@ -167,9 +194,9 @@ void validate_copy_blocks(std::span<const KvCacheView> src, std::span<const KvCa
     validate_ids(static_cast<std::int64_t>(i), copies[i], num_src, num_dst);
     end = std::max<std::int64_t>(end, copies[i].dst + std::int64_t{1});
   }
-  const bool in_one_cache = same_cache(src, dst);
+  const std::optional<std::int64_t> shift = shift_of(src, dst);
   for (std::int64_t first = 0; first < end; first += kBlocksPerPass) {
-    validate_conflicts(copies, first, std::min(kBlocksPerPass, end - first), in_one_cache);
+    validate_conflicts(copies, first, std::min(kBlocksPerPass, end - first), shift);
   }
 }
 

@@ -22,6 +22,8 @@ const Case kMergeCases[] = {
      "out: needs f32, f16 or bf16, has i8"},
     {"out_overlaps", "merge", [](Step& s) { s.merged.out.strides[0] = 23; },
      "out: elements overlap, strides: [23, 6, 1]"},
+    {"lse_in_out", "merge", [](Step& s) { s.merged.lse.data = s.merged.out.data; },
+     "lse: overlaps out"},
     {"lse_shape", "merge", [](Step& s) { s.merged.lse.shape[0] = 7; },
      "lse: needs shape [8, 4], has [7, 4]"},
     {"partial_shape", "merge", [](Step& s) { s.partials[1].out.shape[2] = 5; },
@@ -109,6 +111,17 @@ const Case kCopyCases[] = {
        s.copies[2].dst = 0;
      },
      "copies: source of pair 0 is the destination of pair 2 in the same cache: 0"},
+    {"both_in_a_shifted_view", "copy_blocks",
+     [](Step& s) {
+       s.dst = s.src;
+       for (KvCacheView& layer : s.dst)
+         layer.k = static_cast<float*>(layer.k) + 64;  // one block on
+       for (KvCacheView& layer : s.dst) layer.num_blocks = 9;
+       s.copies = {{3, 1}, {2, 5}};
+     },
+     "copies: source of pair 1 is the destination of pair 0 in the same cache: 1"},
+    {"layers_are_one", "copy_blocks", [](Step& s) { s.dst[1] = s.dst[0]; },
+     "dst: layers 0 and 1 are the same memory"},
     {"region_begins_outside", "copy_region", [](Step& s) { s.region.first_token = 5; },
      "copy.first_token: not in [0, 4]: 5"},
     {"region_ends_outside", "copy_region", [](Step& s) { s.region.num_tokens = 4; },

@@ -25,8 +25,8 @@ void move(ArrayView<T>& array) {
 }
 
 template <class Pointer>
-void move(BasicTensorView<Pointer>& tensor) {
-  tensor.data = reinterpret_cast<Pointer>(std::uintptr_t{8192});
+void move(BasicTensorView<Pointer>& tensor, std::uintptr_t address = std::uintptr_t{1} << 30) {
+  tensor.data = reinterpret_cast<Pointer>(address);
   tensor.device = kDevice;
 }
 
@@ -71,12 +71,12 @@ void move_tensors(Step& step) {
   move(step.new_kv.v);
   move(step.q);
   move(step.output.out);
-  move(step.output.lse);
+  move(step.output.lse, std::uintptr_t{1} << 31);
   move(step.cache, 1 << 16);
   step.partials.clear();
   move(step.merge_sinks);
   move(step.merged.out);
-  move(step.merged.lse);
+  move(step.merged.lse, std::uintptr_t{1} << 31);
   for (KvCacheView& layer : step.src) move(layer, 1 << 16);
 }
 

@@ -34,10 +34,15 @@ std::vector<float> poisoned(std::int64_t size) {
   return std::vector<float>(static_cast<std::size_t>(size), kPoison);
 }
 
-KvCacheView make_cache(const AttentionSpec& spec, std::vector<float>& k, std::vector<float>& v) {
+constexpr std::size_t kLayerOfK = Step::kNumBlocks * 2 * 4 * 8;
+constexpr std::size_t kLayerOfV = Step::kNumBlocks * 2 * 4 * 6;
+
+// Two layers, one behind the other.
+std::vector<KvCacheView> make_layers(const AttentionSpec& spec, std::vector<float>& k,
+                                     std::vector<float>& v) {
   KvCacheView cache;
-  k = poisoned(Step::kNumBlocks * 2 * 4 * 8);
-  v = poisoned(Step::kNumBlocks * 2 * 4 * 6);
+  k = poisoned(2 * kLayerOfK);
+  v = poisoned(2 * kLayerOfV);
   cache.k = k.data();
   cache.v = v.data();
   cache.k_strides = {.block = 64, .head = 32, .token = 8};
@@ -47,7 +52,10 @@ KvCacheView make_cache(const AttentionSpec& spec, std::vector<float>& k, std::ve
   cache.head_dim = 8;
   cache.value_dim = 6;
   cache.format = spec.kv;
-  return cache;
+  std::vector<KvCacheView> layers(2, cache);
+  layers[1].k = k.data() + kLayerOfK;
+  layers[1].v = v.data() + kLayerOfV;
+  return layers;
 }
 
 }  // namespace
@@ -75,13 +83,13 @@ Step::Step()
   q = TensorView(q_data.data(), DType::kF32, {kRows, 4, 8});
   output.out = MutableTensorView(out_data.data(), DType::kF32, {kRows, 4, 6});
   output.lse = MutableTensorView(lse_data.data(), DType::kF32, {kRows, 4});
-  cache = make_cache(spec, k_data, v_data);
+  src = make_layers(spec, k_data, v_data);
+  cache = src[0];
   for (int i = 0; i < 2; ++i) partials.push_back({output.out, output.lse});
   merge_sinks = sinks;
   merged.out = MutableTensorView(merged_out_data.data(), DType::kF32, {kRows, 4, 6});
   merged.lse = MutableTensorView(merged_lse_data.data(), DType::kF32, {kRows, 4});
-  src = {cache, cache};
-  dst.assign(2, make_cache(spec, other_k_data, other_v_data));
+  dst = make_layers(spec, other_k_data, other_v_data);
 }
 
 void Step::quantize(ScaleGranularity granularity) {

@@ -20,7 +20,7 @@ namespace quire {
 
 class ThreadPool {
  public:
-  // REQUIRES: num_threads >= 1.
+  // Throws Error(kOutOfMemory) if the system does not give so many. REQUIRES: num_threads >= 1.
   explicit ThreadPool(int num_threads);
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
@@ -46,6 +46,7 @@ class ThreadPool {
     void* context = nullptr;
   };
 
+  void stop() noexcept;
   void run_erased(std::int64_t num_items, const Task& task);
   void work(const Task& task, std::int64_t num_items, int thread) noexcept;
   void thread_main(int thread) noexcept;

@@ -2,9 +2,14 @@
 #include "base/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <numeric>
+
+#include "quire/error.h"
 
 namespace quire {
 namespace {
@@ -68,6 +73,25 @@ TEST(ThreadPool, CallersTakeTurns) {
   other.join();
   EXPECT_EQ(total, 800);
   EXPECT_FALSE(overlapped);
+}
+
+// In a process of its own, where threads have no memory for their stacks.
+TEST(ThreadPoolDeathTest, AThreadThatCannotStartIsAnError) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers reserve more memory than the limit of this test";
+#endif
+  const auto start_many = [] {
+    const rlimit limit{.rlim_cur = 1U << 30, .rlim_max = 1U << 30};
+    setrlimit(RLIMIT_AS, &limit);
+    try {
+      ThreadPool pool(4000);
+    } catch (const Error& error) {
+      std::fprintf(stderr, "%s", error.what());
+      std::_Exit(error.code() == ErrorCode::kOutOfMemory ? 7 : 1);
+    }
+    std::_Exit(0);
+  };
+  EXPECT_EXIT(start_many(), ::testing::ExitedWithCode(7), "thread .* of 4000 could not be started");
 }
 
 }  // namespace

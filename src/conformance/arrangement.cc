@@ -88,8 +88,7 @@ void place_ragged(const Problem& p, const ArrangeOptions& options, Random& rando
   }
 }
 
-// Which blocks of a sequence some row sees. With a tree mask, all from the first one on: only
-// kernels that read the mask could tell.
+// Which blocks of a sequence some row sees.
 std::vector<std::uint8_t> needed_blocks(const Problem& p, std::int64_t s) {
   const ProblemSequence& sequence = p.sequences[at(s)];
   std::vector<std::uint8_t> needed(sequence.blocks.size(), 0);
@@ -99,10 +98,6 @@ std::vector<std::uint8_t> needed_blocks(const Problem& p, std::int64_t s) {
       if (p.is_visible(s, i, j)) flag = 1;
     }
   }
-  if (sequence.tree.empty()) return needed;
-  const auto first_new = needed.begin() + (sequence.kv_len - sequence.q_len) / p.spec.kv.block_size;
-  const auto first = std::min(std::find(needed.begin(), needed.end(), 1), first_new);
-  std::fill(first, needed.end(), 1);
   return needed;
 }
 

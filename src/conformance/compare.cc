@@ -80,7 +80,7 @@ std::optional<std::string> compare(const Expected& want, const OutputData& got,
     const double g = got.out[n];
     const double error = std::abs(g - want.out[n]);
     const bool is_empty = want.lse[n / at(shape.dim)] == -kInfinity;
-    if (std::isnan(g) || (is_empty && g != 0)) {
+    if (std::isnan(error) || (is_empty && g != 0)) {
       return concat(out_name(shape, names, index), ": got ", g, ", want ", want.out[n],
                     is_empty ? " (sees no key)" : "");
     }
@@ -90,13 +90,14 @@ std::optional<std::string> compare(const Expected& want, const OutputData& got,
     accuracy.max_error = worst.max;
     accuracy.mean_error = worst.sum / static_cast<double>(worst.count);
   }
-  if (accuracy.max_error > want.limits.max) {
+  // Written so that a limit or a result that is no number fails.
+  if (!(accuracy.max_error <= want.limits.max)) {
     const auto n = at(worst.index);
     return concat(out_name(shape, names, worst.index), ": got ", got.out[n], ", want ", want.out[n],
                   ", error ", worst.max, ", limit ", want.limits.max);
   }
   if (auto difference = compare_lse(want, got, shape, names, accuracy)) return difference;
-  if (accuracy.mean_error > want.limits.mean) {
+  if (!(accuracy.mean_error <= want.limits.mean)) {
     return concat("mean error of out over ", worst.count, " outputs: ", accuracy.mean_error,
                   ", limit ", want.limits.mean);
   }

@@ -87,7 +87,8 @@ std::vector<PartialData> draw_partials(const Problem& p, const ResultShape& shap
       partials[n].lse.push_back(is_empty ? -std::numeric_limits<float>::infinity()
                                          : spread * random.normal());
       for (std::int64_t d = 0; d < shape.dim; ++d) {
-        partials[n].out.push_back(is_empty ? 0.0F : round_to(p.c.new_kv_dtype, random.normal()));
+        partials[n].out.push_back(is_empty ? std::numeric_limits<float>::quiet_NaN()
+                                           : round_to(p.c.new_kv_dtype, random.normal()));
       }
     }
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "quire/registry.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdlib>
 
@@ -46,6 +47,9 @@ std::string join(const std::vector<std::string>& parts, const char* separator) {
   return text;
 }
 
+// More than any machine has; each costs a stack.
+constexpr int kMaxThreads = 4096;
+
 std::string known_names() {
   std::vector<std::string> names;
   for (const BackendEntry& entry : kTable) names.emplace_back(entry.name);
@@ -66,13 +70,20 @@ std::span<const BackendEntry> backend_table() noexcept {
 
 std::unique_ptr<AttentionBackend> make_backend(std::string_view name,
                                                const BackendOptions& options) {
-  require(options.num_threads >= 0, "num_threads must not be negative, is ", options.num_threads);
+  require(options.num_threads >= 0 && options.num_threads <= kMaxThreads,
+          "num_threads: not in [0, ", kMaxThreads, "]: ", options.num_threads);
   for (const BackendEntry& entry : kTable) {
     if (name != entry.name) continue;
     const Availability availability = entry.probe();
     if (!availability.available) {
       fail(ErrorCode::kUnsupported, "backend ", name,
            " cannot be used here: ", join(availability.reasons, "; "));
+    }
+    const std::vector<std::string> levels = entry.isa_levels();
+    if (!options.isa.empty() &&
+        std::find(levels.begin(), levels.end(), options.isa) == levels.end()) {
+      fail(ErrorCode::kInvalidArgument, "backend ", name, " has no level named '", options.isa,
+           "' on this machine; it has: ", levels.empty() ? "none" : join(levels, ", "));
     }
     return entry.make(options);
   }

@@ -71,12 +71,12 @@ class FakeDevice final : public AttentionBackend {
   KvLayout preferred_layout(const AttentionSpec& spec) const override {
     return pair_tiled_layout_fits(spec) ? pair_tiled_layout(spec) : plain_layout(spec);
   }
-  Status poll(PreparedBatch& prepared) override {
+
+ protected:
+  Status do_poll(PreparedBatch& prepared) override {
     Status status = self(prepared).error.take();
     return status.ok() ? error_.take() : status;
   }
-
- protected:
   void collect_reasons(const AttentionSpec& spec, Support& support) const override {
     support = inner_->supports(spec);
   }

@@ -19,12 +19,19 @@ inline void load_queries(const AttendCall& call, const RowTile& tile, float* q) 
   }
 }
 
-// Keys [first, first + keys) of K or V as floats, a row each.
-inline void load_keys(const AttendCall& call, const RowTile& tile, KvTensor tensor,
-                      std::int64_t first, std::int64_t keys, float* rows) noexcept {
+// Keys [first, first + keys) of K or V as floats, a row each. Under a tree mask a key that no query
+// sees may lie nowhere: its row is 0 and its table entry is not followed.
+inline void load_keys(const AttendCall& call, const RowTile& tile, const SequenceView& sequence,
+                      std::int64_t first_old, KvTensor tensor, std::int64_t first,
+                      std::int64_t keys, float* rows) noexcept {
   const std::int64_t dims = tensor == KvTensor::kK ? call.spec.head_dim : call.spec.value_dim;
   const std::int64_t block_size = call.cache.format.block_size;
   for (std::int64_t j = 0; j < keys; ++j) {
+    if (sequence.tree_bits != nullptr &&
+        !is_seen_in_tree(call.spec.mask, sequence, first_old, first + j)) {
+      std::fill_n(rows + j * dims, dims, 0.0F);
+      continue;
+    }
     const std::int64_t slot = key_slot(call.batch.kv.blocks, block_size, tile.sequence, first + j);
     load_row(call.cache, tensor, slot / block_size, tile.kv_head, slot % block_size,
              rows + j * dims);
@@ -100,12 +107,14 @@ void attend_tile(const AttendCall& call, const RowTile& tile, const Scratch& scr
     states.max(r) = kNegativeInfinity;
     states.sum(r) = 0.0F;
   }
+  const std::int64_t first_old =
+      sequence.tree_bits != nullptr ? first_old_key_seen(call.spec.mask, sequence) : 0;
   load_queries(call, tile, scratch.q);
   for (std::int64_t first = tile.keys.begin; first < tile.keys.end; first += kKeyTile) {
     const std::int64_t keys = std::min(kKeyTile, tile.keys.end - first);
-    load_keys(call, tile, KvTensor::kK, first, keys, scratch.rows);
+    load_keys(call, tile, sequence, first_old, KvTensor::kK, first, keys, scratch.rows);
     transpose(scratch.rows, keys, head_dim, scratch.k_t, kKeyTile);
-    load_keys(call, tile, KvTensor::kV, first, keys, scratch.rows);
+    load_keys(call, tile, sequence, first_old, KvTensor::kV, first, keys, scratch.rows);
     for (std::int64_t r = 0; r < num_rows; ++r) {
       const std::int64_t query = (tile.row_begin + r) / group;
       const std::int64_t head = tile.kv_head * group + (tile.row_begin + r) % group;
