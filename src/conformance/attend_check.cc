@@ -25,8 +25,22 @@ ResultShape shape_of(const Problem& p) {
   return {p.num_tokens, p.spec.num_q_heads, p.spec.value_dim};
 }
 
+// A stream of the backend, for as long as this lives.
+class OwnStream {
+ public:
+  explicit OwnStream(DeviceMemory& memory) : memory_(memory), stream_(memory.create_stream()) {}
+  OwnStream(const OwnStream&) = delete;
+  OwnStream& operator=(const OwnStream&) = delete;
+  ~OwnStream() { memory_.destroy_stream(stream_); }
+  Stream get() const noexcept { return stream_; }
+
+ private:
+  DeviceMemory& memory_;
+  Stream stream_;
+};
+
 // One run in one arrangement, compared with what is exact.
-std::optional<std::string> run_once(CheckContext& context, bool metadata_on_device,
+std::optional<std::string> run_once(CheckContext& context, Stream stream, bool metadata_on_device,
                                     OutputData& output) {
   const Problem& p = context.problem;
   const Arrangement arrangement = arrange(p, options_of(p));
@@ -34,6 +48,7 @@ std::optional<std::string> run_once(CheckContext& context, bool metadata_on_devi
   options.spec = spec_for(context.backend, p);
   options.arrival = arrival_for(context.backend, options.spec, p.c.arrival);
   options.metadata_on_device = metadata_on_device;
+  options.stream = stream;
   LoadedBatch batch(context.backend, p, arrangement, options);
   batch.run();
   output = batch.output();
@@ -80,18 +95,20 @@ Arrival arrival_for(const AttentionBackend& backend, const AttentionSpec& spec, 
 
 std::optional<std::string> check_attend(CheckContext& context) {
   OutputData output;
-  if (auto found = run_once(context, false, output)) return found;
+  if (auto found = run_once(context, {}, false, output)) return found;
   context.digest = digest_of(output);
-  if (context.backend.memory().device().is_host()) return std::nullopt;
-  if (auto found = run_once(context, true, output)) {
-    return concat("with metadata in device memory: ", *found);
+  DeviceMemory& memory = context.backend.memory();
+  if (memory.device().is_host()) return std::nullopt;
+  const OwnStream stream(memory);
+  if (auto found = run_once(context, stream.get(), true, output)) {
+    return concat("with metadata in device memory, on a stream of its own: ", *found);
   }
   return std::nullopt;
 }
 
 std::optional<std::string> check_invariance(CheckContext& context) {
   OutputData all;
-  if (auto found = run_once(context, false, all)) return found;
+  if (auto found = run_once(context, {}, false, all)) return found;
   context.digest = digest_of(all);
   const ArrangeOptions as_is = options_of(context.problem);
 

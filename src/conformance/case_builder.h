@@ -124,6 +124,7 @@ void add_mixed_cases(std::vector<Case>& cases);
 void add_cross_cases(std::vector<Case>& cases);
 void add_cache_cases(std::vector<Case>& cases);
 void add_merge_cases(std::vector<Case>& cases);
+void add_model_cases(std::vector<Case>& cases);
 void add_pair_cases(std::vector<Case>& cases);
 
 // Values that several families walk through.

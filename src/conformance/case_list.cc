@@ -16,6 +16,7 @@ std::vector<Case> all_cases() {
   add_cross_cases(cases);
   add_cache_cases(cases);
   add_merge_cases(cases);
+  add_model_cases(cases);
   add_pair_cases(cases);
   std::stable_sort(cases.begin(), cases.end(),
                    [](const Case& a, const Case& b) { return a.suite < b.suite; });

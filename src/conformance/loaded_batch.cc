@@ -2,7 +2,6 @@
 #include "conformance/loaded_batch.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 #include "base/check.h"
@@ -92,12 +91,10 @@ LoadedBatch::LoadedBatch(AttentionBackend& backend, const Problem& problem,
   if (problem.bias.present()) fill_bias();
 
   const WorkspaceSize size = backend.workspace(options.spec, bounds_);
-  workspace_ = std::make_unique<WorkspaceBuffer>(backend.memory(), size);
-  const Workspace& workspace = workspace_->view();
-  if (size.host_bytes > 0) std::memset(workspace.host, 0xff, at(size.host_bytes));
-  if (size.device_bytes > 0) {
-    backend.memory().fill(workspace.device, 0xff, size.device_bytes, {});
-  }
+  host_workspace_ = std::make_unique<DeviceBuffer>(backend.memory(), size.host_bytes, Place::kHost);
+  device_workspace_ = std::make_unique<DeviceBuffer>(backend.memory(), size.device_bytes);
+  const Workspace workspace{
+      .host = host_workspace_->data(), .device = device_workspace_->data(), .size = size};
   prepared_ = backend.make_prepared(options.spec, bounds_, workspace);
 }
 
@@ -203,13 +200,15 @@ AttentionParams LoadedBatch::params() const {
 }
 
 void LoadedBatch::wait() {
-  backend_.memory().synchronize({});
+  backend_.memory().synchronize(options_.stream);
   const Status status = backend_.poll(*prepared_);
   if (!status.ok()) throw Error(status.code, status.message);
 }
 
 // From here on the cache must hold what was stored.
 void LoadedBatch::expect_new_tokens() {
+  if (has_new_tokens_) return;
+  has_new_tokens_ = true;
   const std::int64_t heads = problem_.spec.num_kv_heads;
   for (const std::int64_t slot : arrangement_.new_slots) {
     if (slot < 0) continue;
@@ -227,11 +226,11 @@ void LoadedBatch::expect_new_tokens() {
 }
 
 void LoadedBatch::prepare() {
-  backend_.prepare(*prepared_, arrays_.view());
+  backend_.prepare(*prepared_, arrays_.view(), options_.stream);
 }
 
 void LoadedBatch::append() {
-  backend_.append(*prepared_, new_kv(), cache_.view());
+  backend_.append(*prepared_, new_kv(), cache_.view(), options_.stream);
   expect_new_tokens();
 }
 
@@ -240,10 +239,11 @@ void LoadedBatch::attend() {
   output.out = out_.view();
   if (lse_ != nullptr) output.lse = lse_->view();
   if (options_.arrival != Arrival::kFused) {
-    backend_.attend(*prepared_, params(), q_.view(), cache_.view(), output);
+    backend_.attend(*prepared_, params(), q_.view(), cache_.view(), output, options_.stream);
     return;
   }
-  backend_.attend(*prepared_, params(), q_.view(), {cache_.view(), new_kv()}, output);
+  backend_.attend(*prepared_, params(), q_.view(), {cache_.view(), new_kv()}, output,
+                  options_.stream);
   expect_new_tokens();
 }
 
@@ -309,6 +309,9 @@ std::optional<std::string> LoadedBatch::side_effects() const {
   }
   if (alibi_slopes_.is_changed() || sinks_.is_changed())
     return "ALiBi slopes or sinks were written";
+  if (!host_workspace_->guards_are_intact() || !device_workspace_->guards_are_intact()) {
+    return "bytes next to the workspace were written";
+  }
   return arrays_.changed();
 }
 

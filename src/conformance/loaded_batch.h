@@ -31,6 +31,7 @@ struct LoadOptions {
   Arrival arrival = Arrival::kStored;
   bool metadata_on_device = false;
   std::int64_t extra_bounds = 0;  // how much larger than the batch the bounds are
+  Stream stream;
 };
 
 // The spec of a case for a backend: with the layout that the case's cache has there.
@@ -42,9 +43,11 @@ class LoadedBatch {
   LoadedBatch(AttentionBackend& backend, const Problem& problem, const Arrangement& arrangement,
               const LoadOptions& options);
 
+  // Each one call of the backend, so that a benchmark may time it.
   void prepare();
   void append();
   void attend();
+  void wait();  // throws what poll reports
   // All of a step, as the arrival says; returns when it is done. Throws what the backend throws.
   void run();
 
@@ -63,7 +66,6 @@ class LoadedBatch {
   void fill_queries();
   void fill_bias();
   void expect_new_tokens();
-  void wait();
   NewKv new_kv() const;
   AttentionParams params() const;
 
@@ -82,8 +84,10 @@ class LoadedBatch {
   std::unique_ptr<TensorImage> bias_;
   ArrayImage<float> alibi_slopes_;
   ArrayImage<float> sinks_;
-  std::unique_ptr<WorkspaceBuffer> workspace_;
+  std::unique_ptr<DeviceBuffer> host_workspace_;  // exactly as large as asked for
+  std::unique_ptr<DeviceBuffer> device_workspace_;
   std::unique_ptr<PreparedBatch> prepared_;
+  bool has_new_tokens_ = false;  // the image of the cache holds what arrives
 };
 
 }  // namespace quire::conformance

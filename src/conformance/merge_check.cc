@@ -137,7 +137,8 @@ std::optional<std::string> check_cascade(CheckContext& context) {
   std::vector<Partial> partials;
   for (const Problem& part : parts) arrangements.push_back(arrange(part, options_of(part)));
   for (std::size_t n = 0; n < parts.size(); ++n) {
-    const LoadOptions options{.spec = spec_for(backend, parts[n])};
+    LoadOptions options;
+    options.spec = spec_for(backend, parts[n]);
     batches.push_back(std::make_unique<LoadedBatch>(backend, parts[n], arrangements[n], options));
     batches[n]->run();
     if (auto found = batches[n]->side_effects()) return concat("partial ", n, ": ", *found);

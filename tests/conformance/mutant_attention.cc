@@ -129,8 +129,12 @@ void MutantAttention::load_row(Index slot, Index kv_head, bool is_k, float* row)
     scale = scales.data[scale_offset(scales, block, scale_head, scale_token)];
   }
   const void* data = tensor == KvTensor::kK ? cache_.k : cache_.v;
+  KvCacheView cache = cache_;
+  if (has(Bug::kVStridesOfK) && spec_.head_dim <= spec_.value_dim) {
+    cache.v_strides = cache.k_strides;
+  }
   for (Index d = 0; d < dims; ++d) {
-    const Index offset = element_offset(cache_, tensor, block, kv_head, token, first + d);
+    const Index offset = element_offset(cache, tensor, block, kv_head, token, first + d);
     row[d] = load_float(spec_.kv.dtype, data, offset) * scale;
   }
 }
@@ -159,8 +163,12 @@ float MutantAttention::score(const Sequence& seq, Index head, Index i, Index j) 
   load(seq, kv_head_of(head), j);
   const float* k = loaded_.k.data() + j * spec_.head_dim;
   float dot = 0;
+  TensorView q = q_;
+  if (has(Bug::kDenseQuery)) {
+    q.strides = {spec_.num_q_heads * q.shape[2], q.shape[2], 1};
+  }
   for (Index d = 0; d < spec_.head_dim; ++d) {
-    dot += load_element(q_, seq.first_row + i, head, d) * k[d];
+    dot += load_element(q, seq.first_row + i, head, d) * k[d];
   }
   float x = params_.scale * dot;
   const auto cap = [&] {
@@ -190,10 +198,12 @@ MutantAttention::State MutantAttention::attend_split(const Sequence& seq, Index 
   for (Index j = begin; j < end; ++j) {
     const float x = is_visible(seq, i, j) ? score(seq, head, i, j) : -kInfinity;
     if (x == -kInfinity) continue;
+    const bool at_border = seq.kv_len > 2000 && j == 1023;
+    if (has(Bug::kLosesOneKeyOfMany) && at_border) continue;
     last = j;
     const float max = has(Bug::kNoMaximum) ? 0.0F : std::max(state.max, x);
     const float rescale = state.sum == 0 || has(Bug::kNoRescale) ? 1.0F : std::exp(state.max - max);
-    const float p = std::exp(x - max);
+    const float p = std::exp(x - max) * (has(Bug::kCountsOneKeyTwice) && at_border ? 2.0F : 1.0F);
     state.max = max;
     state.sum = state.sum * rescale + p;
     const float* v = loaded_.v.data() + j * spec_.value_dim;
@@ -242,7 +252,10 @@ void MutantAttention::store_row(Index row, Index head, State& state) const {
   for (Index d = 0; d < spec_.value_dim; ++d) {
     store_element(output_.out, state.out[at(d)] * factor, row, head, d);
   }
-  if (output_.lse.present()) store_element(output_.lse, lse, row, head);
+  if (!output_.lse.present()) return;
+  MutableTensorView lses = output_.lse;
+  if (has(Bug::kDenseLse)) lses.strides = {spec_.num_q_heads, 1};
+  store_element(lses, lse, row, head);
 }
 
 void MutantAttention::attend_row(const Sequence& seq, Index head, Index i, bool drop_last_split) {

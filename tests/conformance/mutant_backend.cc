@@ -18,6 +18,7 @@ namespace {
 
 using Index = std::int64_t;
 constexpr float kInfinity = HUGE_VALF;
+constexpr std::int64_t kWorkspaceBytes = 64;
 
 constexpr std::array<const char*, static_cast<std::size_t>(Bug::kNumBugs)> kNames = {
     "none",
@@ -53,6 +54,8 @@ constexpr std::array<const char*, static_cast<std::size_t>(Bug::kNumBugs)> kName
     "empty_row_lse_zero",
     "no_maximum",
     "no_rescale",
+    "loses_one_key_of_many",
+    "counts_one_key_twice",
     "scores_in_bf16",
     "accumulates_in_bf16",
     "stale_block",
@@ -66,6 +69,9 @@ constexpr std::array<const char*, static_cast<std::size_t>(Bug::kNumBugs)> kName
     "scale_of_first_token",
     "scale_of_first_head",
     "scale_of_k",
+    "dense_query",
+    "dense_lse",
+    "v_strides_of_k",
     "ignores_ends",
     "writes_padding_rows",
     "truncates_fp8",
@@ -86,6 +92,7 @@ constexpr std::array<const char*, static_cast<std::size_t>(Bug::kNumBugs)> kName
     "splits_by_batch",
     "drops_last_split",
     "state_not_reset",
+    "workspace_overrun",
 };
 
 // f32 to a code of the cache, with the rounding bugs.
@@ -179,7 +186,7 @@ BackendInfo MutantBackend::info() const {
 
 WorkspaceSize MutantBackend::do_workspace(const AttentionSpec& /*spec*/,
                                           const BatchBounds& /*bounds*/) const {
-  return {};
+  return {.host_bytes = kWorkspaceBytes, .device_bytes = 0};
 }
 
 std::unique_ptr<PreparedBatch> MutantBackend::do_make_prepared(const AttentionSpec& spec,
@@ -206,6 +213,9 @@ void MutantBackend::do_append(const PreparedBatch& prepared, const NewKv& new_kv
 void MutantBackend::do_attend(const PreparedBatch& prepared, const AttentionParams& params,
                               const TensorView& q, const KvSource& source,
                               const AttentionOutput& output, Stream /*stream*/) {
+  if (bug_ == Bug::kWorkspaceOverrun) {
+    static_cast<unsigned char*>(prepared.workspace().host)[kWorkspaceBytes] = 0;
+  }
   const bool is_second = last_ == &prepared;
   last_ = &prepared;
   const bool drop_last_split =

@@ -51,6 +51,8 @@ enum class Bug : std::uint8_t {
   kEmptyRowLseZero,
   kNoMaximum,
   kNoRescale,
+  kLosesOneKeyOfMany,
+  kCountsOneKeyTwice,
   kScoresInBf16,
   kAccumulatesInBf16,
   // Where things lie.
@@ -65,6 +67,9 @@ enum class Bug : std::uint8_t {
   kScaleOfFirstToken,
   kScaleOfFirstHead,
   kScaleOfK,
+  kDenseQuery,
+  kDenseLse,
+  kVStridesOfK,
   kIgnoresEnds,
   kWritesPaddingRows,
   // append.
@@ -89,6 +94,7 @@ enum class Bug : std::uint8_t {
   kSplitsByBatch,
   kDropsLastSplit,
   kStateNotReset,
+  kWorkspaceOverrun,
   kNumBugs,
 };
 
