@@ -229,6 +229,13 @@ void LoadedBatch::prepare() {
   backend_.prepare(*prepared_, arrays_.view(), options_.stream);
 }
 
+void LoadedBatch::prepare_other(const Arrangement& other) {
+  const BatchArrays arrays(backend_.memory(), other, options_.arrival != Arrival::kStored,
+                           bounds_.max_tokens, options_.metadata_on_device);
+  backend_.prepare(*prepared_, arrays.view(), options_.stream);
+  wait();
+}
+
 void LoadedBatch::append() {
   backend_.append(*prepared_, new_kv(), cache_.view(), options_.stream);
   expect_new_tokens();
@@ -248,6 +255,8 @@ void LoadedBatch::attend() {
 }
 
 void LoadedBatch::run() {
+  out_.upload();  // poison again: nothing of an earlier run may pass for a result
+  if (lse_ != nullptr) lse_->upload();
   prepare();
   if (options_.arrival == Arrival::kAppended) append();
   attend();

@@ -48,6 +48,9 @@ class LoadedBatch {
   void append();
   void attend();
   void wait();  // throws what poll reports
+  // Another batch of the same problem on the same PreparedBatch; the next run prepares this one
+  // anew.
+  void prepare_other(const Arrangement& other);
   // All of a step, as the arrival says; returns when it is done. Throws what the backend throws.
   void run();
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "base/check.h"
 #include "base/number_formats.h"
@@ -70,6 +71,12 @@ void make_sequences(Problem& p) {
   }
 }
 
+// A head without a sink, a sink that takes all but everything, and usual ones.
+float draw_sink(int head, Random& random) {
+  if (head % 8 == 3) return -std::numeric_limits<float>::infinity();
+  return head % 8 == 6 ? 30.0F : 1.0F + 2.0F * random.normal();
+}
+
 void make_params(Problem& p, Random& random) {
   const Features& features = p.spec.features;
   const double usual = 1.0 / std::sqrt(static_cast<double>(p.spec.head_dim));
@@ -78,7 +85,7 @@ void make_params(Problem& p, Random& random) {
   for (int h = 0; h < p.spec.num_q_heads; ++h) {
     const double exponent = -8.0 * (h + 1) / p.spec.num_q_heads;
     if (features.alibi) p.alibi_slopes.push_back(static_cast<float>(std::exp2(exponent)));
-    if (features.sinks) p.sinks.push_back(1.0F + 2.0F * random.normal());
+    if (features.sinks) p.sinks.push_back(draw_sink(h, random));
   }
 }
 

@@ -278,9 +278,9 @@ void MutantAttention::write_padding_rows() const {
   }
 }
 
-void MutantAttention::run(bool drop_last_split) {
+void MutantAttention::run(Index num_sequences, bool drop_last_split) {
   if (has(Bug::kWritesPaddingRows)) write_padding_rows();
-  for (Index s = 0; s < batch_.num_sequences(); ++s) {
+  for (Index s = 0; s < num_sequences; ++s) {
     const Sequence seq = sequence(s);
     Index kv_head = -1;
     for (Index head = 0; head < spec_.num_q_heads; ++head) {

@@ -23,7 +23,8 @@ class MutantAttention {
         cache_(cache),
         output_(output) {}
 
-  void run(bool drop_last_split);
+  // The first `num_sequences` of the batch.
+  void run(std::int64_t num_sequences, bool drop_last_split);
 
  private:
   // One sequence as this backend understands it.

@@ -92,6 +92,7 @@ constexpr std::array<const char*, static_cast<std::size_t>(Bug::kNumBugs)> kName
     "splits_by_batch",
     "drops_last_split",
     "state_not_reset",
+    "stale_plan",
     "workspace_overrun",
 };
 
@@ -193,7 +194,15 @@ std::unique_ptr<PreparedBatch> MutantBackend::do_make_prepared(const AttentionSp
                                                                const BatchBounds& bounds,
                                                                const Workspace& workspace) {
   last_ = nullptr;
+  planned_sequences_ = last_sequences_ = -1;
   return HostBackend::do_make_prepared(spec, bounds, workspace);
+}
+
+void MutantBackend::do_prepare(PreparedBatch& prepared, Stream /*stream*/) {
+  const std::int64_t now = prepared.batch().num_sequences();
+  planned_sequences_ =
+      bug_ == Bug::kStalePlan && last_sequences_ >= 0 ? std::min(last_sequences_, now) : now;
+  last_sequences_ = now;
 }
 
 void MutantBackend::do_append(const PreparedBatch& prepared, const NewKv& new_kv,
@@ -220,7 +229,8 @@ void MutantBackend::do_attend(const PreparedBatch& prepared, const AttentionPara
   last_ = &prepared;
   const bool drop_last_split =
       bug_ == Bug::kDropsLastSplit || (bug_ == Bug::kStateNotReset && is_second);
-  MutantAttention(bug_, prepared, params, q, source.cache, output).run(drop_last_split);
+  MutantAttention(bug_, prepared, params, q, source.cache, output)
+      .run(planned_sequences_, drop_last_split);
 }
 
 void MutantBackend::do_merge(std::span<const Partial> partials, ArrayView<float> sinks,

@@ -94,6 +94,7 @@ enum class Bug : std::uint8_t {
   kSplitsByBatch,
   kDropsLastSplit,
   kStateNotReset,
+  kStalePlan,
   kWorkspaceOverrun,
   kNumBugs,
 };
@@ -114,6 +115,7 @@ class MutantBackend final : public HostBackend {
                                                   const BatchBounds& bounds,
                                                   const Workspace& workspace) override;
   WorkspaceSize do_workspace(const AttentionSpec& spec, const BatchBounds& bounds) const override;
+  void do_prepare(PreparedBatch& prepared, Stream stream) override;
   void do_append(const PreparedBatch& prepared, const NewKv& new_kv, const KvCacheView& cache,
                  Stream stream) override;
   void do_attend(const PreparedBatch& prepared, const AttentionParams& params, const TensorView& q,
@@ -128,6 +130,8 @@ class MutantBackend final : public HostBackend {
  private:
   Bug bug_;
   const PreparedBatch* last_ = nullptr;  // of kStateNotReset
+  std::int64_t planned_sequences_ = -1;  // of kStalePlan: those of the batch before
+  std::int64_t last_sequences_ = -1;
 };
 
 }  // namespace quire::conformance
