@@ -12,14 +12,15 @@ std::vector<SequenceShape> usual() {
   return {{40, 40}, {1, 17}, {3, 35}, {0, 20}, {1, 64}, {9, 9}};
 }
 
-void add_append(std::vector<Case>& cases) {
-  const auto append = [](const std::string& what, Suite suite = kStandard) {
-    return std::move(CaseBuilder(concat("cache/append/", what), suite, usual())
-                         .check(Check::kAppend)
-                         .data(DataStyle::kSpecial)
-                         .arrival(Arrival::kAppended, DType::kF32)
-                         .with([](Case& c) { c.padding_slots = true; }));
-  };
+CaseBuilder append(const std::string& what, Suite suite = kStandard) {
+  return std::move(CaseBuilder(concat("cache/append/", what), suite, usual())
+                       .check(Check::kAppend)
+                       .data(DataStyle::kSpecial)
+                       .arrival(Arrival::kAppended, DType::kF32)
+                       .with([](Case& c) { c.padding_slots = true; }));
+}
+
+void add_append_types(std::vector<Case>& cases) {
   for (const KvType& kv : kv_types()) {
     for (const DType source : query_types()) {
       const bool smoke = source == DType::kF32 && kv.scales != ScaleGranularity::kPerTensor;
@@ -42,6 +43,9 @@ void add_append(std::vector<Case>& cases) {
         .with([](Case& c) { c.spec.kv.v_in_k = true; })
         .add_to(cases);
   }
+}
+
+void add_append_places(std::vector<Case>& cases) {
   for (const NamedCache& place : cache_places()) {
     for (const KvType& kv : {KvType{DType::kBF16, ScaleGranularity::kNone},
                              KvType{DType::kI8, ScaleGranularity::kPerTokenHead}}) {
@@ -130,7 +134,8 @@ void add_copies(std::vector<Case>& cases) {
 }  // namespace
 
 void add_cache_cases(std::vector<Case>& cases) {
-  add_append(cases);
+  add_append_types(cases);
+  add_append_places(cases);
   add_copies(cases);
 }
 

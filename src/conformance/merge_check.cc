@@ -80,15 +80,15 @@ AttentionSpec partial_spec(const Problem& p, bool is_last) {
 std::vector<PartialData> draw_partials(const Problem& p, const ResultShape& shape) {
   Random random(seed_of(p.c.name));
   std::vector<PartialData> partials(at(p.c.num_partials));
-  for (std::size_t n = 0; n < partials.size(); ++n) {
+  for (PartialData& partial : partials) {
     for (std::int64_t row = 0; row < shape.num_tokens * shape.num_heads; ++row) {
       const bool is_empty = row % 7 == 3 || random.below(4) == 0;
       const float spread = row % 5 == 0 ? 100.0F : 3.0F;
-      partials[n].lse.push_back(is_empty ? -std::numeric_limits<float>::infinity()
-                                         : spread * random.normal());
+      partial.lse.push_back(is_empty ? -std::numeric_limits<float>::infinity()
+                                     : spread * random.normal());
       for (std::int64_t d = 0; d < shape.dim; ++d) {
-        partials[n].out.push_back(is_empty ? std::numeric_limits<float>::quiet_NaN()
-                                           : round_to(p.c.new_kv_dtype, random.normal()));
+        partial.out.push_back(is_empty ? std::numeric_limits<float>::quiet_NaN()
+                                       : round_to(p.c.new_kv_dtype, random.normal()));
       }
     }
   }

@@ -8,6 +8,7 @@
 // of it follows from fixed seeds, so the list is the same everywhere.
 #include <array>
 #include <set>
+#include <tuple>
 
 #include "conformance/case_builder.h"
 #include "conformance/index.h"
@@ -227,7 +228,10 @@ void add_choice(const Choice& choice, const char* kind, std::vector<Case>& cases
 // Two values of two dimensions, the lower dimension first.
 struct Pair {
   std::int64_t first_dimension, first, second_dimension, second;
-  friend auto operator<=>(const Pair&, const Pair&) = default;
+  friend bool operator<(const Pair& a, const Pair& b) noexcept {
+    return std::tie(a.first_dimension, a.first, a.second_dimension, a.second) <
+           std::tie(b.first_dimension, b.first, b.second_dimension, b.second);
+  }
 };
 
 template <class F>
