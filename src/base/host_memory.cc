@@ -128,7 +128,7 @@ class HostMemory final : public DeviceMemory {
 // Never destroyed: a cache in a static object of the caller may be freed after this file's statics.
 union Immortal {
   constexpr Immortal() : memory() {}
-  ~Immortal() {}
+  ~Immortal() {}  // NOLINT(modernize-use-equals-default): that would be a deleted one
   HostMemory memory;
 };
 constinit Immortal immortal;
