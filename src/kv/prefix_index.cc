@@ -132,8 +132,8 @@ void PrefixIndex::link(BlockId block) noexcept {
   first = block;
 }
 
-void PrefixIndex::add(BlockId block, const Key& key, std::int32_t num_tokens) noexcept {
-  QUIRE_DCHECK(block > kNullBlock && !contains(block));
+void PrefixIndex::add(BlockId block, const Key& key, std::int32_t num_tokens) {
+  QUIRE_CHECK(block > kNullBlock && !contains(block));
   Record& entry = record(block);
   entry.digest = key.digest;
   entry.parent = key.parent;
@@ -148,14 +148,14 @@ void PrefixIndex::add(BlockId block, const Key& key, std::int32_t num_tokens) no
   ++size_;
 }
 
-void PrefixIndex::insert(BlockId block, const Key& key) noexcept { add(block, key, block_size_); }
+void PrefixIndex::insert(BlockId block, const Key& key) { add(block, key, block_size_); }
 
-void PrefixIndex::insert_tail(BlockId block, const Key& key) noexcept {
+void PrefixIndex::insert_tail(BlockId block, const Key& key) {
   add(block, key, static_cast<std::int32_t>(key.tokens.size()));
 }
 
-void PrefixIndex::erase(BlockId block) noexcept {
-  QUIRE_DCHECK(contains(block));
+void PrefixIndex::erase(BlockId block) {
+  QUIRE_CHECK(contains(block));
   Record& entry = record(block);
   if (entry.prev != kNullBlock) {
     record(entry.prev).next = entry.next;

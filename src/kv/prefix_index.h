@@ -59,11 +59,11 @@ class PrefixIndex {
   // True if another block holds the same content. REQUIRES: contains(block), not a tail.
   bool has_other_copy(BlockId block) const noexcept;
 
-  // REQUIRES: !contains(block), block within the pool.
-  void insert(BlockId block, const Key& key) noexcept;
-  void insert_tail(BlockId block, const Key& key) noexcept;  // REQUIRES: tokens are kept
+  // REQUIRES: !contains(block), block within the pool; else Error(kInternal), as for erase.
+  void insert(BlockId block, const Key& key);
+  void insert_tail(BlockId block, const Key& key);  // REQUIRES: tokens are kept
   // REQUIRES: contains(block).
-  void erase(BlockId block) noexcept;
+  void erase(BlockId block);
 
   bool contains(BlockId block) const noexcept { return record(block).num_tokens != 0; }
   bool is_tail(BlockId block) const noexcept {
@@ -99,7 +99,7 @@ class PrefixIndex {
   std::size_t bucket_of(const Digest& digest, std::int32_t group, bool is_tail) const noexcept;
   std::size_t bucket_of(const Record& entry) const noexcept;
   void link(BlockId block) noexcept;
-  void add(BlockId block, const Key& key, std::int32_t num_tokens) noexcept;
+  void add(BlockId block, const Key& key, std::int32_t num_tokens);
   static std::size_t num_buckets_for(std::int64_t num_blocks) noexcept;
 
   int block_size_;
