@@ -43,7 +43,7 @@ struct LayerGroup {
   int pool = 0;  // groups of one pool draw on the same block ids: their blocks share memory
   // Unaligned: cross-attention; the table holds the encoder's tokens and never grows.
   Alignment alignment = Alignment::kAligned;
-  Mask mask;                        // window_left and chunk release the blocks that they have passed
+  Mask mask{};                       // window_left and chunk release the blocks that they have passed
   std::int64_t num_sink_tokens = 0;  // the first tokens stay although the window has passed
 };
 
@@ -55,8 +55,8 @@ struct BlockPoolOptions {
 
 struct BlockManagerOptions {
   int block_size = 16;  // tokens, in all groups
-  std::vector<BlockPoolOptions> pools;
-  std::vector<LayerGroup> groups;
+  std::vector<BlockPoolOptions> pools{};
+  std::vector<LayerGroup> groups{};
   bool prefix_cache = true;
   bool share_tails = false;     // partly filled last blocks are found too, and copied on a hit
   bool compare_tokens = false;  // on every hit, not trusting SHA-256; costs 4 bytes per token
@@ -78,7 +78,7 @@ struct AdmitOptions {
 };
 
 struct Admission {
-  SequenceId id;
+  SequenceId id{};
   std::int64_t num_cached_tokens = 0;  // already there: begin to compute here
 };
 
@@ -100,12 +100,12 @@ struct CopyLists {
 // Where write_step writes; host memory of the caller. Tables are padded if row_stride > 0, indexed
 // if begins are given. Slots lie in the order of the sequences, as the rows of new K and V do.
 struct StepArrays {
-  std::span<std::int32_t> query_begins;  // [num_sequences + 1] of appended tokens; optional
-  std::span<std::int32_t> kv_lens;       // [num_sequences]
-  std::span<std::int32_t> indices;       // [num_sequences * row_stride], or [num_blocks]
+  std::span<std::int32_t> query_begins{};  // [num_sequences + 1] of appended tokens; optional
+  std::span<std::int32_t> kv_lens{};       // [num_sequences]
+  std::span<std::int32_t> indices{};       // [num_sequences * row_stride], or [num_blocks]
   std::int64_t row_stride = 0;
-  std::span<std::int32_t> begins;  // [num_sequences + 1]
-  std::span<std::int64_t> slots;   // [num_slots]
+  std::span<std::int32_t> begins{};  // [num_sequences + 1]
+  std::span<std::int64_t> slots{};   // [num_slots]
 };
 
 // How long those arrays must be.

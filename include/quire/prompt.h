@@ -35,14 +35,14 @@ QUIRE_API std::string to_string(const Digest& digest);  // hexadecimal
 struct ExtraKey {
   std::int64_t first_token = 0;
   std::int64_t num_tokens = 0;
-  std::string_view bytes;  // a digest of the item
+  std::string_view bytes{};  // a digest of the item
 };
 
 // Who may share with whom: only prompts of equal salt and adapter share blocks.
 struct PrefixScope {
-  std::string_view salt;     // per tenant; secret, since timing tells hits from misses
-  std::string_view adapter;  // the name of a LoRA adapter, or empty
-  std::span<const ExtraKey> extra_keys;
+  std::string_view salt{};     // per tenant; secret, since timing tells hits from misses
+  std::string_view adapter{};  // the name of a LoRA adapter, or empty
+  std::span<const ExtraKey> extra_keys{};
 };
 
 class QUIRE_API Prompt {

@@ -162,17 +162,20 @@ SequenceRecord& BlockManager::State::find_resident(SequenceId id, const char* wh
   return const_cast<SequenceRecord&>(std::as_const(*this).find_resident(id, what));
 }
 
+void BlockManager::State::add_record() {
+  require(sequences.size() <= kRecordMask, "there are at most ", kRecordMask + 1,
+          " sequences at a time");
+  if (free_records.capacity() <= sequences.size()) free_records.reserve(2 * sequences.size() + 1);
+  SequenceRecord sequence;
+  sequence.tables.resize(options.groups.size());
+  sequence.tail.reserve(static_cast<std::size_t>(options.block_size));
+  sequences.push_back(std::move(sequence));
+  // Below those that wait already: low records are used first.
+  free_records.insert(free_records.begin(), static_cast<std::uint32_t>(sequences.size() - 1));
+}
+
 std::size_t BlockManager::State::make_record() {
-  if (free_records.empty()) {
-    require(sequences.size() <= kRecordMask, "there are at most ", kRecordMask + 1,
-            " sequences at a time");
-    reserve_more(free_records, sequences.size() + 1);
-    SequenceRecord sequence;
-    sequence.tables.resize(options.groups.size());
-    sequence.tail.reserve(static_cast<std::size_t>(options.block_size));
-    sequences.push_back(std::move(sequence));
-    free_records.push_back(static_cast<std::uint32_t>(sequences.size() - 1));
-  }
+  if (free_records.empty()) add_record();
   return free_records.back();
 }
 

@@ -73,15 +73,14 @@ bool BlockManager::resize(int pool, std::int64_t num_blocks) {
     }
     // Nobody may find, and so hold on to, what has to go. Without that the oldest go first.
     if (must_wait) reset_prefix_cache();
-    const auto is_beyond = [&] {
-      for (BlockId id = target.device.oldest_evictable(); id != kNullBlock;
-           id = target.device.next_evictable(id)) {
-        if (id >= num_blocks) return true;
-      }
-      return false;
-    };
-    while (is_beyond()) {
+    std::int64_t num_beyond = 0;
+    for (BlockId id = target.device.oldest_evictable(); id != kNullBlock;
+         id = target.device.next_evictable(id)) {
+      num_beyond += id >= num_blocks;
+    }
+    while (num_beyond > 0) {
       const BlockId block = target.device.oldest_evictable();
+      num_beyond -= block >= num_blocks;
       state.forget(target, block);
       target.device.drop(block);
       ++state.counters.num_evictions;
@@ -101,16 +100,7 @@ void BlockManager::reserve(std::int64_t num_sequences, std::int64_t num_tokens_e
   const auto num_records = static_cast<std::size_t>(num_sequences);
   state.sequences.reserve(num_records);
   state.free_records.reserve(num_records);
-  std::vector<std::uint32_t> fresh;
-  fresh.reserve(num_records);
-  while (state.sequences.size() < num_records) {
-    SequenceRecord sequence;
-    sequence.tables.resize(state.options.groups.size());
-    sequence.tail.reserve(static_cast<std::size_t>(state.options.block_size));
-    state.sequences.push_back(std::move(sequence));
-    fresh.push_back(static_cast<std::uint32_t>(state.sequences.size() - 1));
-    state.free_records.insert(state.free_records.begin(), fresh.back());  // low records first
-  }
+  while (state.sequences.size() < num_records) state.add_record();
   for (SequenceRecord& sequence : state.sequences) {
     for (SequenceTable& table : sequence.tables) table.blocks.reserve(num_blocks);
   }

@@ -118,7 +118,8 @@ std::int64_t BlockManager::State::num_keepable(const SequenceRecord& sequence,
       is_inside_last ? num_tokens : num_tokens / options.block_size * options.block_size;
   for (int g = 0; g < num_groups(); ++g) {
     if (is_cross(g) || num_blocks_for(kept) <= num_sink_blocks(g)) continue;
-    if (first_needed_block(g, kept) < sequence.table(g).window_begin) return 0;
+    const std::int64_t holes_end = std::min(sequence.table(g).window_begin, num_blocks_for(kept));
+    if (first_needed_block(g, kept) < holes_end) return 0;
   }
   return kept;
 }
@@ -157,8 +158,9 @@ std::int64_t BlockManager::truncate(SequenceId id, std::int64_t num_tokens) {
     }
   }
   for (int g = 0; g < state.num_groups(); ++g) {
+    const std::int64_t num_blocks = state.num_blocks_for(kept);
     std::int64_t& begin = sequence.table(g).window_begin;
-    if (state.num_blocks_for(kept) <= state.num_sink_blocks(g)) begin = 0;
+    begin = num_blocks <= state.num_sink_blocks(g) ? 0 : std::min(begin, num_blocks);
   }
   sequence.num_tokens = kept;
   sequence.num_appended = 0;

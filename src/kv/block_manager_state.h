@@ -112,6 +112,7 @@ struct BlockManager::State {
   const SequenceRecord& find_resident(SequenceId id, const char* what) const;
   SequenceId id_of(std::size_t record) const noexcept;
   void require_group(int g) const;
+  void add_record();
   std::size_t make_record();  // a free one, with num_groups tables; strong guarantee
   void free_record(SequenceRecord& sequence) noexcept;
 

@@ -96,10 +96,12 @@ void check_evictable(const PoolState& pool, std::size_t p, const BlockManagerOpt
     if (mask.window_left >= 0 || mask.chunk > 0) continue;
     const BlockId parent = pool.index.find_digest(key.parent, key.group);
     if (parent == kNullBlock) continue;  // the first of its sequence: it follows a root
-    const bool is_after = pool.device.is_evictable(parent) &&
-                          (!is_evictable || place[static_cast<std::size_t>(parent)] <
-                                                place[static_cast<std::size_t>(block)]);
-    check(!is_after, "pool ", p, ", block ", parent, " would be evicted before block ", id,
+    // A block that only a copy holds takes its place when the copy is done.
+    const bool is_held = pool.device.num_refs(block) > 0 &&
+                         pool.device.num_refs(block) > pool.device.num_pins(block);
+    const bool is_before = is_evictable && place[static_cast<std::size_t>(parent)] <
+                                               place[static_cast<std::size_t>(block)];
+    check(!pool.device.is_evictable(parent) || !(is_held || is_before), "pool ", p, ", block ", parent, " would be evicted before block ", id,
           " that follows it");
   }
 }

@@ -33,11 +33,11 @@ class PrefixIndex {
 
   // What a block holds. `tokens` may be empty where no tokens are kept.
   struct Key {
-    Digest digest;  // unused for tails
-    Digest parent;
-    Digest extra;
+    Digest digest{};  // unused for tails
+    Digest parent{};
+    Digest extra{};
     std::int32_t group = 0;
-    std::span<const Token> tokens;  // [block_size], fewer for tails
+    std::span<const Token> tokens{};  // [block_size], fewer for tails
   };
 
   struct Tail {
@@ -82,8 +82,8 @@ class PrefixIndex {
  private:
   struct Record {
     Digest digest;
-    Digest parent;
-    Digest extra;
+    Digest parent{};
+    Digest extra{};
     std::int32_t group = 0;
     std::int32_t num_tokens = 0;  // 0: not contained
     BlockId prev = kNullBlock;    // in the chain of its bucket; the null block ends it
