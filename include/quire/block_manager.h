@@ -150,7 +150,7 @@ class QUIRE_API BlockManager {
   SequenceId fork(SequenceId id);
   void free(SequenceId id);
   // Cuts a sequence to at most num_tokens and returns what is left: less where that would lie inside
-  // a full block (it may be shared), and 0 if a window has passed keys that would be needed.
+  // a full or shared block, and 0 if a window has passed keys that would be needed.
   std::int64_t truncate(SequenceId id, std::int64_t num_tokens);
 
   // To the host and back. Content, order and keys stay; blocks whose content is still on the device

@@ -88,7 +88,11 @@ PrefixIndex::Options index_options(const BlockManagerOptions& options, std::int6
 
 }  // namespace
 
-std::string to_string(SequenceId id) { return concat(record_of(id), ".", generation_of(id)); }
+std::ostream& operator<<(std::ostream& out, SequenceId id) {
+  return out << record_of(id) << "." << generation_of(id);
+}
+
+std::string to_string(SequenceId id) { return concat(id); }
 
 BlockManager::State::State(const BlockManagerOptions& options_)
     : options(options_), copies(options_.groups.size()), found(options_.groups.size()) {
@@ -136,13 +140,13 @@ SequenceId BlockManager::State::id_of(std::size_t record) const noexcept {
 const SequenceRecord& BlockManager::State::find(SequenceId id) const {
   const std::uint64_t record = record_of(id);
   if (id.value >> kOwnerShift != owner || record >= sequences.size()) [[unlikely]] {
-    fail(ErrorCode::kInvalidArgument, "sequence ", to_string(id),
+    fail(ErrorCode::kInvalidArgument, "sequence ", id,
          " is not one of this block manager");
   }
   const SequenceRecord& sequence = sequences[record];
   if (sequence.status == SequenceRecord::Status::kFree ||
       sequence.generation != generation_of(id)) [[unlikely]] {
-    fail(ErrorCode::kInvalidArgument, "sequence ", to_string(id), " has been freed");
+    fail(ErrorCode::kInvalidArgument, "sequence ", id, " has been freed");
   }
   return sequence;
 }
@@ -153,7 +157,7 @@ SequenceRecord& BlockManager::State::find(SequenceId id) {
 
 const SequenceRecord& BlockManager::State::find_resident(SequenceId id, const char* what) const {
   const SequenceRecord& sequence = find(id);
-  require(sequence.status == SequenceRecord::Status::kResident, "sequence ", to_string(id),
+  require(sequence.status == SequenceRecord::Status::kResident, "sequence ", id,
           " is swapped out: it cannot ", what);
   return sequence;
 }

@@ -14,7 +14,7 @@ namespace quire {
 SequenceId BlockManager::fork(SequenceId id) {
   State& state = *state_;
   const SequenceRecord& checked = state.find_resident(id, "fork");
-  require(checked.num_appended == 0, "sequence ", to_string(id), " cannot fork with ",
+  require(checked.num_appended == 0, "sequence ", id, " cannot fork with ",
           checked.num_appended, " tokens appended and not committed");
   const auto parent_record = static_cast<std::size_t>(&checked - state.sequences.data());
   const std::size_t record = state.make_record();
@@ -35,7 +35,7 @@ SequenceId BlockManager::fork(SequenceId id) {
   child.last_key = parent.last_key;
   for (int g = 0; g < state.num_groups(); ++g) {
     child.table(g).window_begin = parent.table(g).window_begin;
-    for (const BlockId block : parent.table(g).blocks) {
+    for (const BlockId& block : parent.table(g).blocks) {
       const bool is_last = &block == &parent.table(g).blocks.back();
       const bool is_counted = block != kNullBlock && !(is_last && is_broken(Mutant::kForkKeepsCount));
       if (is_counted) state.pool_of(g).device.add_ref(block);
@@ -102,8 +102,8 @@ void BlockManager::free(SequenceId id) {
   state.changed();
 }
 
-// What remains of `num_tokens` when blocks are cut: all of them inside the last block, unless a copy
-// of it is under way (what it reads must not be rewritten); whole blocks before that.
+// What remains of `num_tokens` when blocks are cut: all of them inside the last block, if nobody else
+// holds it and no copy of it is under way (what those read must not be rewritten); else whole blocks.
 std::int64_t BlockManager::State::num_keepable(const SequenceRecord& sequence,
                                                std::int64_t num_tokens) const {
   if (num_tokens >= sequence.num_tokens) return sequence.num_tokens;
@@ -112,7 +112,7 @@ std::int64_t BlockManager::State::num_keepable(const SequenceRecord& sequence,
   for (int g = 0; is_inside_last && g < num_groups(); ++g) {
     if (is_cross(g) || num_tokens % options.block_size == 0) continue;
     const BlockId block = sequence.table(g).blocks[static_cast<std::size_t>(last_block)];
-    if (pool_of(g).device.num_pins(block) > 0) is_inside_last = false;
+    if (pool_of(g).device.num_refs(block) > 1) is_inside_last = false;
   }
   const std::int64_t kept =
       is_inside_last ? num_tokens : num_tokens / options.block_size * options.block_size;
@@ -144,7 +144,7 @@ bool BlockManager::State::find_last_key(const SequenceRecord& sequence, std::int
 std::int64_t BlockManager::truncate(SequenceId id, std::int64_t num_tokens) {
   State& state = *state_;
   SequenceRecord& sequence = state.find_resident(id, "be cut");
-  require(num_tokens >= 0, "sequence ", to_string(id), " cannot be cut to ", num_tokens, " tokens");
+  require(num_tokens >= 0, "sequence ", id, " cannot be cut to ", num_tokens, " tokens");
   const std::int64_t kept = state.num_keepable(sequence, num_tokens);
   const std::int64_t num_full = kept / state.options.block_size;
   const bool loses_blocks = num_full < sequence.num_tokens / state.options.block_size;

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <ostream>
 #include <span>
 #include <vector>
 
@@ -19,6 +20,9 @@
 #include "quire/block_manager.h"
 
 namespace quire {
+
+// For messages, which are built only when something is wrong; as to_string.
+std::ostream& operator<<(std::ostream& out, SequenceId id);
 
 // One group's blocks of one sequence.
 struct SequenceTable {

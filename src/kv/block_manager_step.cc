@@ -33,7 +33,11 @@ void BlockManager::State::copy_shared_tail(SequenceRecord& sequence, int g) {
   BlockId& entry = sequence.table(g).blocks.back();
   const PlacedBlock src = pin_source(g, {.block = entry});
   const PlacedBlock dst{.block = acquire(g)};
-  add_copy(g, src, dst);
+  if (is_broken(Mutant::kForgetsCopy)) {
+    unpin(g, src);
+  } else {
+    add_copy(g, src, dst);
+  }
   release(g, entry);
   entry = dst.block;
   ++counters.num_copies;
@@ -45,7 +49,7 @@ std::int64_t BlockManager::num_blocks_to_append(SequenceId id, std::int64_t num_
   const SequenceRecord& sequence = state.find_resident(id, "append");
   constexpr std::int64_t kMaxTokens = std::numeric_limits<std::int32_t>::max();
   const std::int64_t limit = kMaxTokens - sequence.num_tokens - sequence.num_appended;
-  require(num_tokens >= 0 && num_tokens <= limit, "sequence ", to_string(id),
+  require(num_tokens >= 0 && num_tokens <= limit, "sequence ", id,
           " can append between 0 and ", limit, " tokens, not ", num_tokens);
   require(pool >= 0 && static_cast<std::size_t>(pool) < state.pools.size(), "pool ", pool,
           " is not one of the ", state.pools.size(), " pools");
@@ -92,7 +96,7 @@ bool BlockManager::append(SequenceId id, std::int64_t num_tokens) {
 void BlockManager::rollback(SequenceId id, std::int64_t num_tokens) {
   State& state = *state_;
   SequenceRecord& sequence = state.find_resident(id, "roll back");
-  require(num_tokens >= 0 && num_tokens <= sequence.num_appended, "sequence ", to_string(id),
+  require(num_tokens >= 0 && num_tokens <= sequence.num_appended, "sequence ", id,
           " can roll back between 0 and ", sequence.num_appended, " tokens, not ", num_tokens);
   const std::int64_t length = sequence.num_tokens + sequence.num_appended - num_tokens;
   if (is_broken(Mutant::kRollbackLeaks)) {
@@ -154,14 +158,14 @@ void BlockManager::commit(SequenceId id, std::span<const Token> tokens) {
   State& state = *state_;
   SequenceRecord& sequence = state.find_resident(id, "commit");
   require(tokens.size() <= static_cast<std::size_t>(sequence.num_appended), "sequence ",
-          to_string(id), " has appended ", sequence.num_appended, " tokens, cannot commit ",
+          id, " has appended ", sequence.num_appended, " tokens, cannot commit ",
           tokens.size());
-  require(state.copies.waiting().empty(), "sequence ", to_string(id), " cannot commit while ",
+  require(state.copies.waiting().empty(), "sequence ", id, " cannot commit while ",
           state.copies.waiting().size(), " copies wait to be taken");
   const std::span<const Token> prompt = sequence.prompt.tokens();
   const auto first = static_cast<std::size_t>(sequence.num_tokens);
   for (std::size_t i = 0; i < tokens.size() && first + i < prompt.size(); ++i) {
-    require(tokens[i] == prompt[first + i], "sequence ", to_string(id), ", token ", first + i,
+    require(tokens[i] == prompt[first + i], "sequence ", id, ", token ", first + i,
             ": the prompt has ", prompt[first + i], ", committed is ", tokens[i]);
   }
   state.commit_tokens(sequence, tokens);
@@ -173,7 +177,7 @@ void BlockManager::commit_prompt(SequenceId id, std::int64_t num_tokens) {
   const std::span<const Token> prompt = sequence.prompt.tokens();
   const std::int64_t left =
       std::max<std::int64_t>(sequence.prompt.num_tokens() - sequence.num_tokens, 0);
-  require(num_tokens >= 0 && num_tokens <= left, "sequence ", to_string(id), " has ", left,
+  require(num_tokens >= 0 && num_tokens <= left, "sequence ", id, " has ", left,
           " tokens of its prompt left to commit, not ", num_tokens);
   commit(id, num_tokens == 0 ? std::span<const Token>()
                              : prompt.subspan(static_cast<std::size_t>(sequence.num_tokens),
@@ -232,9 +236,9 @@ void BlockManager::State::require_arrays(int group, std::span<const SequenceId> 
   for (const SequenceId id : ids) {
     const SequenceRecord& sequence = find(id);
     num_queries += sequence.num_appended;
-    require(num_queries <= std::numeric_limits<std::int32_t>::max(), "sequence ", to_string(id),
+    require(num_queries <= std::numeric_limits<std::int32_t>::max(), "sequence ", id,
             " brings the batch to more than 2^31 - 1 tokens: ", num_queries);
-    require(sequence.visit != last_visit, "sequence ", to_string(id), " is in the batch twice");
+    require(sequence.visit != last_visit, "sequence ", id, " is in the batch twice");
     sequence.visit = last_visit;
   }
 }

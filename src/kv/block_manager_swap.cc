@@ -15,7 +15,7 @@ namespace quire {
 bool BlockManager::can_swap_out(SequenceId id) const {
   const State& state = *state_;
   const SequenceRecord& sequence = state.find_resident(id, "be swapped out");
-  require(sequence.num_appended == 0, "sequence ", to_string(id), " cannot be swapped out with ",
+  require(sequence.num_appended == 0, "sequence ", id, " cannot be swapped out with ",
           sequence.num_appended, " tokens appended and not committed");
   for (std::size_t p = 0; p < state.pools.size(); ++p) {
     if (state.num_held(sequence, p) > state.pools[p].host.num_free()) return false;
@@ -103,7 +103,7 @@ AdmitStatus BlockManager::State::swap_in_status(const SequenceRecord& sequence) 
 
 AdmitStatus BlockManager::can_swap_in(SequenceId id) const {
   const SequenceRecord& sequence = state_->find(id);
-  require(sequence.status == SequenceRecord::Status::kSwapped, "sequence ", to_string(id),
+  require(sequence.status == SequenceRecord::Status::kSwapped, "sequence ", id,
           " is not swapped out");
   return state_->swap_in_status(sequence);
 }

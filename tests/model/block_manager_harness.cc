@@ -78,7 +78,8 @@ BlockManagerHarness::BlockManagerHarness(const HarnessConfig& config)
       memory_(config.options.pools.size()) {}
 
 std::uint32_t BlockManagerHarness::draw(std::uint32_t limit) {
-  return std::uniform_int_distribution<std::uint32_t>(0, limit - 1)(random_);
+  drawn_ = mix(drawn_, 1);
+  return static_cast<std::uint32_t>(drawn_ % limit);
 }
 
 // Prompts begin like one of a few, so that beginnings are shared, and part somewhere.
@@ -377,7 +378,7 @@ void BlockManagerHarness::run(std::uint32_t operation) {
       {"step", 14, &BlockManagerHarness::step_batch},
       {"drain", 1, &BlockManagerHarness::drain},
   };
-  random_.seed(operation);
+  drawn_ = operation;
   ++num_operations_;
   if (draw(5) == 0) {
     const bool fill = draw(2) == 0;
@@ -392,14 +393,14 @@ void BlockManagerHarness::run(std::uint32_t operation) {
     history_.push_back(choice->name);
     (this->*choice->method)();
   }
-  if (history_.size() > 200) history_.erase(history_.begin());
   check();
 }
 
 std::string BlockManagerHarness::history() const {
   std::string text = config_.name;
   text += ":";
-  for (const std::string& name : history_) text += " " + name;
+  const std::size_t first = history_.size() > 200 ? history_.size() - 200 : 0;
+  for (std::size_t i = first; i < history_.size(); ++i) text += std::string(" ") + history_[i];
   return text;
 }
 

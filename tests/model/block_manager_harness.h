@@ -9,7 +9,6 @@
 #include <array>
 #include <cstdint>
 #include <map>
-#include <random>
 #include <set>
 #include <string>
 #include <utility>
@@ -53,7 +52,7 @@ class BlockManagerHarness {
 
   void run(std::uint32_t operation);  // and check()
   void check();
-  // The operations so far, the latest last.
+  // The last operations, the latest last.
   std::string history() const;
   std::int64_t num_operations() const { return num_operations_; }
   const BlockManager& manager() const { return manager_; }
@@ -126,9 +125,9 @@ class BlockManagerHarness {
   std::vector<std::array<std::vector<Content>, 2>> memory_;  // [pools][sides]
   std::vector<LateCopy> late_;
   std::vector<Ticket> tickets_;
-  std::mt19937 random_;
+  std::uint64_t drawn_ = 0;
   std::int64_t num_operations_ = 0;
-  std::vector<std::string> history_;
+  std::vector<const char*> history_;
   Content last_garbage_ = 0;
 };
 

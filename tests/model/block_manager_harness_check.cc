@@ -217,13 +217,13 @@ void BlockManagerHarness::check_tables() {
       expect_equal("table length", table.size(), sequence.tables[g].size());
       for (std::size_t i = 0; i < table.size(); ++i) {
         const int number = sequence.tables[g][i];
-        expect((table[i] == kNullBlock) == (number == 0), "sequence ", to_string(live.id),
+        expect((table[i] == kNullBlock) == (number == 0), "sequence ", live.id,
                ", group ", g, ", entry ", i, ": null block where it should not be, or not");
         if (number == 0) continue;
         const std::tuple key(pool, sequence.is_swapped, table[i]);
         const bool is_same = numbers.emplace(key, number).first->second == number &&
                              ids.emplace(number, table[i]).first->second == table[i];
-        expect(is_same, "sequence ", to_string(live.id), ", group ", g, ", entry ", i, ": block ",
+        expect(is_same, "sequence ", live.id, ", group ", g, ", entry ", i, ": block ",
                table[i], " is shared where it should not be, or not where it should");
         if (!sequence.is_swapped) number_of_[{pool, table[i]}] = number;
       }
@@ -248,7 +248,7 @@ void BlockManagerHarness::check_contents(const Live& live) {
           is_cross ? mix(sequence.cross, static_cast<Content>(i))
                    : mix(sequence.contents[index_of(i)], static_cast<Content>(g));
       const BlockId block = table[index_of(i / size)];
-      expect(read(group.pool, side, block, i % size) == expected, "sequence ", to_string(live.id),
+      expect(read(group.pool, side, block, i % size) == expected, "sequence ", live.id,
              ", group ", g, ", token ", i, ": block ", block, " does not hold its K and V");
     }
   }

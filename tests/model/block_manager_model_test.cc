@@ -21,7 +21,7 @@ namespace {
 std::int64_t num_wanted_operations() {
   const char* text = std::getenv("QUIRE_MODEL_OPERATIONS");
 #ifdef NDEBUG
-  return text != nullptr ? std::atoll(text) : 1'000'000;
+  return text != nullptr ? std::atoll(text) : 2'000'000;
 #else
   return text != nullptr ? std::atoll(text) : 50'000;
 #endif

@@ -164,7 +164,9 @@ std::int64_t NaiveBlocks::truncate(NaiveSequence& sequence, std::int64_t num_tok
   if (kept < before && kept % size != 0) {
     bool is_whole = kept / size != before / size;
     for (int g = 0; g < num_groups() && !is_whole; ++g) {
-      is_whole |= !is_cross(g) && block(sequence.tables[at(g)][at(kept / size)]).num_pins > 0;
+      if (is_cross(g)) continue;
+      const NaiveBlock& last = block(sequence.tables[at(g)][at(kept / size)]);
+      is_whole |= last.num_entries + last.num_pins > 1;
     }
     if (is_whole) kept = kept / size * size;
   }
