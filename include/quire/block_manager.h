@@ -189,6 +189,7 @@ class QUIRE_API BlockManager {
 
  private:
   friend struct BlockManagerPeek;  // tests
+  friend class KvCanary;
   struct State;
   std::unique_ptr<State> state_;
 };

@@ -81,6 +81,7 @@ BlockPool::Allocation BlockPool::allocate() noexcept {
     if (allocation.block == kNullBlock) return allocation;
     allocation.evicted = true;
     unlink(blocks_[index_of(allocation.block)]);
+    __builtin_prefetch(&blocks_[index_of(blocks_[index_of(ends.next)].next)]);
   }
   Block& record = blocks_[index_of(allocation.block)];
   record.num_refs = 1;

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Finds the first write to a slot that belongs to somebody else: a debugging aid for engines and
+// kernels, for caches in host memory.
+//
+// It keeps a fingerprint of the bytes of every slot, made when its K and V have been stored, and who
+// stored them. verify() compares all slots that sequences can see with their fingerprints: one that
+// has changed since was overwritten by a step or a copy that had no right to. After every step:
+//   canary.copied(copies); ... append, attend, commit ...; canary.stored(id, first, count);
+//   canary.verify();
+// Costs 8 bytes per slot and reads the watched layers once per verify. Not thread-safe.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kv/copy_queue.h"
+#include "quire/block_manager.h"
+#include "quire/kv_cache.h"
+
+namespace quire {
+
+class KvCanary {
+ public:
+  // The layers of one group to be watched, all of them or a few; `host_layers` for swapped blocks,
+  // or none. `manager` and the memory must outlive it.
+  // REQUIRES: layers in host memory, in a layout that is not opaque.
+  KvCanary(const BlockManager& manager, int group, std::span<const KvCacheView> layers,
+           std::span<const KvCacheView> host_layers = {});
+
+  // A step has stored these tokens of a sequence, and they are committed.
+  void stored(SequenceId id, std::int64_t first_token, std::int64_t num_tokens);
+  // These copies have run.
+  void copied(const CopyLists& copies);
+  // Throws Error(kInternal) naming the sequence, token, block and slot, and who had stored it.
+  void verify() const;
+
+ private:
+  struct Watched {
+    std::vector<KvCacheView> layers;
+    std::vector<std::uint64_t> prints;  // [num_blocks * block_size]
+    std::vector<SequenceId> storers;    // [num_blocks * block_size]
+  };
+
+  void watch(Side side, std::span<const KvCacheView> layers);
+  std::uint64_t print_of(const Watched& watched, BlockId block, std::int64_t token) const;
+  void copy_prints(Side from, Side to, std::span<const BlockCopy> copies);
+  const Watched& side(Side which) const { return sides_[static_cast<std::size_t>(which)]; }
+  Watched& side(Side which) { return sides_[static_cast<std::size_t>(which)]; }
+
+  const BlockManager& manager_;
+  int group_;
+  std::array<Watched, 2> sides_;  // device ids, host ids
+};
+
+}  // namespace quire
