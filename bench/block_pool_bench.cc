@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The block pool and the block manager: pairs of allocate and free, in order and in random order, and
-// the life of a sequence. Items per second are the figures to compare.
+// The block pool and the block manager: pairs of allocate and free, in order and in random order,
+// and the life of a sequence. Items per second are the figures to compare.
 #include <benchmark/benchmark.h>
 
 #include <algorithm>
@@ -15,7 +15,8 @@
 namespace quire {
 namespace {
 
-// All blocks are taken, then pairs: free one, allocate one, in an order that the caches cannot guess.
+// All blocks are taken, then pairs: free one, allocate one, in an order that the caches cannot
+// guess.
 void BM_pool_random_pairs(benchmark::State& state) {
   const std::int64_t num_blocks = state.range(0);
   BlockPool pool(num_blocks + 1);

@@ -19,9 +19,10 @@ void BM_prefix_hash(benchmark::State& state) {
     const Prompt prompt(tokens, block_size, {.salt = "tenant", .adapter = {}, .extra_keys = {}});
     benchmark::DoNotOptimize(prompt.key(prompt.num_full_blocks() - 1));
   }
-  const auto num_tokens = static_cast<double>(state.iterations()) * static_cast<double>(tokens.size());
-  state.counters["seconds_per_token"] = benchmark::Counter(
-      num_tokens, benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
+  const auto num_tokens =
+      static_cast<double>(state.iterations()) * static_cast<double>(tokens.size());
+  state.counters["seconds_per_token"] =
+      benchmark::Counter(num_tokens, benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
 }
 BENCHMARK(BM_prefix_hash)->Arg(16)->Arg(64)->Arg(512);
 

@@ -9,16 +9,17 @@
 //   manager.commit(id, tokens);                               // computed: from now on shareable
 //
 // Invariants, all checked by validate(): a block is free, in use or evictable; its references are
-// its table entries and the copies under way; a block that is shared, or full and findable, is never
-// written; tables only grow at their end or are cut there, and hold the null block where a window
-// has passed; in groups without a window a content is never given up before those that follow it.
-// Blocks with equal content, computed side by side, stay apart while in use (tables are append-only);
-// of those without references one is kept.
+// its table entries and the copies under way; a block that is shared, or full and findable, is
+// never written; tables only grow at their end or are cut there, and hold the null block where a
+// window has passed; in groups without a window a content is never given up before those that
+// follow it. Blocks with equal content, computed side by side, stay apart while in use (tables are
+// append-only); of those without references one is kept.
 //
-// Expected outcomes are values. Misuse throws Error(kInvalidArgument) naming sequence, group, value;
-// memory may run out (std::bad_alloc). A call that throws, or returns false or nothing, has changed
-// nothing. Once tables have grown to their size no call but resize and reserve allocates.
-// Work on blocks runs in the order of the calls (one stream). Not thread-safe, const calls included.
+// Expected outcomes are values. Misuse throws Error(kInvalidArgument) naming sequence, group,
+// value; memory may run out (std::bad_alloc). A call that throws, or returns false or nothing, has
+// changed nothing. Once tables have grown to their size no call but resize and reserve allocates.
+// Work on blocks runs in the order of the calls (one stream). Not thread-safe, const calls
+// included.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +32,9 @@
 #include "quire/attention_spec.h"
 #include "quire/block_stats.h"
 #include "quire/export.h"
-#include "quire/kv_cache.h"
 #include "quire/kv_events.h"
 #include "quire/kv_ids.h"
+#include "quire/kv_step.h"
 #include "quire/prompt.h"
 
 namespace quire {
@@ -43,13 +44,13 @@ struct LayerGroup {
   int pool = 0;  // groups of one pool draw on the same block ids: their blocks share memory
   // Unaligned: cross-attention; the table holds the encoder's tokens and never grows.
   Alignment alignment = Alignment::kAligned;
-  Mask mask{};                       // window_left and chunk release the blocks that they have passed
+  Mask mask{};  // window_left and chunk release the blocks that they have passed
   std::int64_t num_sink_tokens = 0;  // the first tokens stay although the window has passed
 };
 
 struct BlockPoolOptions {
-  std::int64_t num_blocks = 0;  // of the KvCache, the null block included
-  std::int64_t num_host_blocks = 0;  // for swapping, the null block included; 0: none
+  std::int64_t num_blocks = 0;        // of the KvCache, the null block included
+  std::int64_t num_host_blocks = 0;   // for swapping, the null block included; 0: none
   std::int64_t watermark_blocks = 0;  // admission leaves this many for sequences that are running
 };
 
@@ -72,47 +73,14 @@ enum class AdmitStatus : std::uint8_t {
 };
 
 struct AdmitOptions {
-  std::int64_t num_lookahead = 0;  // tokens beyond the prompt that should have room
-  std::int64_t max_chunk = 0;      // most tokens per append, what windowed groups need; 0: any
+  std::int64_t num_lookahead = 0;     // tokens beyond the prompt that should have room
+  std::int64_t max_chunk = 0;         // most tokens per append, what windowed groups need; 0: any
   std::int64_t num_cross_tokens = 0;  // of the encoder; such a sequence does not share
 };
 
 struct Admission {
   SequenceId id{};
   std::int64_t num_cached_tokens = 0;  // already there: begin to compute here
-};
-
-// Copies of one group; host ids and device ids are different spaces.
-struct GroupCopies {
-  std::span<const BlockCopy> on_device;
-  std::span<const BlockCopy> to_host;
-  std::span<const BlockCopy> to_device;
-  std::span<const BlockCopy> on_host;
-};
-
-// In no particular order: no block is both read and written. Valid until the next take_copies.
-struct CopyLists {
-  std::uint64_t ticket = 0;
-  std::int64_t num_copies = 0;
-  std::span<const GroupCopies> groups;
-};
-
-// Where write_step writes; host memory of the caller. Tables are padded if row_stride > 0, indexed
-// if begins are given. Slots lie in the order of the sequences, as the rows of new K and V do.
-struct StepArrays {
-  std::span<std::int32_t> query_begins{};  // [num_sequences + 1] of appended tokens; optional
-  std::span<std::int32_t> kv_lens{};       // [num_sequences]
-  std::span<std::int32_t> indices{};       // [num_sequences * row_stride], or [num_blocks]
-  std::int64_t row_stride = 0;
-  std::span<std::int32_t> begins{};  // [num_sequences + 1]
-  std::span<std::int64_t> slots{};   // [num_slots]
-};
-
-// How long those arrays must be.
-struct StepSizes {
-  std::int64_t num_blocks = 0;
-  std::int64_t max_blocks = 0;  // of one sequence
-  std::int64_t num_slots = 0;
 };
 
 class QUIRE_API BlockManager {
@@ -138,19 +106,19 @@ class QUIRE_API BlockManager {
   [[nodiscard]] bool append(SequenceId id, std::int64_t num_tokens);
   // Blocks of a pool that append would take, for a scheduler that must find them.
   std::int64_t num_blocks_to_append(SequenceId id, std::int64_t num_tokens, int pool) const;
-  // The first of the appended slots now hold K and V of `tokens`. Those of the prompt must equal it;
-  // the second form takes them from there. REQUIRES: no copies wait to be taken.
+  // The first of the appended slots now hold K and V of `tokens`. Those of the prompt must equal
+  // it; the second form takes them from there. REQUIRES: no copies wait to be taken.
   void commit(SequenceId id, std::span<const Token> tokens);
   void commit_prompt(SequenceId id, std::int64_t num_tokens);
   // Gives up the last num_tokens appended and not committed ones.
   void rollback(SequenceId id, std::int64_t num_tokens);
 
-  // A second sequence with the same tokens. Blocks are shared; the first to write a shared block gets
-  // a copy. REQUIRES: nothing appended is uncommitted.
+  // A second sequence with the same tokens. Blocks are shared; the first to write a shared block
+  // gets a copy. REQUIRES: nothing appended is uncommitted.
   SequenceId fork(SequenceId id);
   void free(SequenceId id);
-  // Cuts a sequence to at most num_tokens and returns what is left: less where that would lie inside
-  // a full or shared block, and 0 if a window has passed keys that would be needed.
+  // Cuts a sequence to at most num_tokens and returns what is left: less where that would lie
+  // inside a full or shared block, and 0 if a window has passed keys that would be needed.
   std::int64_t truncate(SequenceId id, std::int64_t num_tokens);
 
   // To the host and back. Content, order and keys stay; blocks whose content is still on the device

@@ -9,7 +9,7 @@ namespace quire {
 
 // Blocks of one pool by state; the null block is in none of them.
 struct PoolStats {
-  std::int64_t num_usable = 0;     // free + evictable + in use, unless a shrink waits
+  std::int64_t num_usable = 0;  // free + evictable + in use, unless a shrink waits
   std::int64_t num_free = 0;
   std::int64_t num_evictable = 0;  // unreferenced, content kept for reuse
   std::int64_t num_in_use = 0;     // held by sequences or by copies under way
@@ -45,9 +45,9 @@ struct BlockStats {
   std::int64_t num_rejected = 0;     // tokens rolled back
 
   double hit_rate() const noexcept {
-    return num_prompt_blocks == 0 ? 0.0
-                                  : static_cast<double>(num_hit_blocks) /
-                                        static_cast<double>(num_prompt_blocks);
+    return num_prompt_blocks == 0
+               ? 0.0
+               : static_cast<double>(num_hit_blocks) / static_cast<double>(num_prompt_blocks);
   }
 };
 

@@ -19,10 +19,10 @@ struct KvEvent {
 
   Kind kind = Kind::kCleared;
   int group = 0;
-  Digest digest{};                // stored, removed
-  Digest parent{};                // stored: the block before, or the root of its scope
+  Digest digest{};                  // stored, removed
+  Digest parent{};                  // stored: the block before, or the root of its scope
   std::span<const Token> tokens{};  // stored: [block_size], valid during the call; empty on swap in
-                                  // where the manager keeps no tokens
+                                    // where the manager keeps no tokens
 };
 
 // Called from inside BlockManager, in order, on its thread. Must not call back into the manager.

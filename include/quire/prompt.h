@@ -2,8 +2,8 @@
 // A prompt and the content keys of its blocks: what the prefix cache looks up.
 //
 // Every full block is named by a SHA-256 over the tokens of the block and the name of the block
-// before it; the first one follows a root that holds the salt and the adapter. Every field carries a
-// tag and its length (src/kv/prefix_hash.h), so that two kinds of input never meet in one key.
+// before it; the first one follows a root that holds the salt and the adapter. Every field carries
+// a tag and its length (src/kv/prefix_hash.h), so that two kinds of input never meet in one key.
 //
 // A Prompt is an immutable handle: copies share one allocation, and reading it from several threads
 // is safe. Hash it once per request, outside the step; extended() goes on where it ended, for a
@@ -68,7 +68,9 @@ class QUIRE_API Prompt {
   // REQUIRES: is_hashed(), 0 <= block < num_full_blocks().
   const Digest& key(std::int64_t block) const;
   // The key that comes before `block`: root() for the first. REQUIRES: 0 <= block <= full blocks.
-  const Digest& parent_key(std::int64_t block) const { return block == 0 ? root() : key(block - 1); }
+  const Digest& parent_key(std::int64_t block) const {
+    return block == 0 ? root() : key(block - 1);
+  }
   // Digest of the extra keys that touch a block; all zero where there are none.
   Digest extra_digest(std::int64_t block) const noexcept;
 

@@ -27,7 +27,9 @@ constexpr std::uint64_t kRecordMask = (std::uint64_t{1} << kRecordBits) - 1;
 constexpr std::uint64_t kGenerationMask = (std::uint64_t{1} << kGenerationBits) - 1;
 constexpr int kOwnerShift = kRecordBits + kGenerationBits;
 
-std::uint64_t record_of(SequenceId id) noexcept { return id.value & kRecordMask; }
+std::uint64_t record_of(SequenceId id) noexcept {
+  return id.value & kRecordMask;
+}
 std::uint64_t generation_of(SequenceId id) noexcept {
   return (id.value >> kRecordBits) & kGenerationMask;
 }
@@ -46,8 +48,8 @@ void require_pool(const BlockPoolOptions& pool, std::size_t index) {
           ": num_blocks must be between 1 and ", kMaxBlocks, ", is ", pool.num_blocks);
   require(pool.num_host_blocks >= 0 && pool.num_host_blocks <= kMaxBlocks, "pool ", index,
           ": num_host_blocks must be between 0 and ", kMaxBlocks, ", is ", pool.num_host_blocks);
-  require(pool.watermark_blocks >= 0, "pool ", index, ": watermark_blocks must not be negative, is ",
-          pool.watermark_blocks);
+  require(pool.watermark_blocks >= 0, "pool ", index,
+          ": watermark_blocks must not be negative, is ", pool.watermark_blocks);
 }
 
 void require_layer_group(const LayerGroup& group, std::size_t index, std::size_t num_pools) {
@@ -92,7 +94,9 @@ std::ostream& operator<<(std::ostream& out, SequenceId id) {
   return out << record_of(id) << "." << generation_of(id);
 }
 
-std::string to_string(SequenceId id) { return concat(id); }
+std::string to_string(SequenceId id) {
+  return concat(id);
+}
 
 BlockManager::State::State(const BlockManagerOptions& options_)
     : options(options_), copies(options_.groups.size()), found(options_.groups.size()) {
@@ -115,7 +119,9 @@ BlockManager::~BlockManager() = default;
 BlockManager::BlockManager(BlockManager&&) noexcept = default;
 BlockManager& BlockManager::operator=(BlockManager&&) noexcept = default;
 
-const BlockManagerOptions& BlockManager::options() const noexcept { return state_->options; }
+const BlockManagerOptions& BlockManager::options() const noexcept {
+  return state_->options;
+}
 
 std::int64_t BlockManager::State::first_needed_block(int g, std::int64_t num_tokens) const {
   if (!has_window(g)) return 0;
@@ -140,12 +146,11 @@ SequenceId BlockManager::State::id_of(std::size_t record) const noexcept {
 const SequenceRecord& BlockManager::State::find(SequenceId id) const {
   const std::uint64_t record = record_of(id);
   if (id.value >> kOwnerShift != owner || record >= sequences.size()) [[unlikely]] {
-    fail(ErrorCode::kInvalidArgument, "sequence ", id,
-         " is not one of this block manager");
+    fail(ErrorCode::kInvalidArgument, "sequence ", id, " is not one of this block manager");
   }
   const SequenceRecord& sequence = sequences[record];
-  if (sequence.status == SequenceRecord::Status::kFree ||
-      sequence.generation != generation_of(id)) [[unlikely]] {
+  if (sequence.status == SequenceRecord::Status::kFree || sequence.generation != generation_of(id))
+      [[unlikely]] {
     fail(ErrorCode::kInvalidArgument, "sequence ", id, " has been freed");
   }
   return sequence;

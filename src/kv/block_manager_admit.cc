@@ -24,13 +24,11 @@ void BlockManager::State::require_request(const Prompt& prompt, const AdmitOptio
           "num_lookahead must be between 0 and ", kMaxTokens - prompt.num_tokens(), ", is ",
           request.num_lookahead);
   require(request.max_chunk >= 0, "max_chunk must not be negative, is ", request.max_chunk);
-  const bool has_cross =
-      std::ranges::any_of(options.groups, [](const LayerGroup& group) {
-        return group.alignment == Alignment::kUnaligned;
-      });
+  const bool has_cross = std::ranges::any_of(options.groups, [](const LayerGroup& group) {
+    return group.alignment == Alignment::kUnaligned;
+  });
   require(request.num_cross_tokens >= 0 && request.num_cross_tokens <= kMaxTokens,
-          "num_cross_tokens must be between 0 and ", kMaxTokens, ", is ",
-          request.num_cross_tokens);
+          "num_cross_tokens must be between 0 and ", kMaxTokens, ", is ", request.num_cross_tokens);
   require(has_cross || request.num_cross_tokens == 0,
           "there is no group for cross-attention, but num_cross_tokens is ",
           request.num_cross_tokens);
@@ -78,7 +76,8 @@ std::int64_t BlockManager::State::fit_windows(std::int64_t num_blocks) const {
         runs.push_back(hits[static_cast<std::size_t>(i)] == kNullBlock ? 0 : runs.back() + 1);
       }
       std::int64_t num_leading = 0;
-      while (num_leading < num_blocks && hits[static_cast<std::size_t>(num_leading)] != kNullBlock) {
+      while (num_leading < num_blocks &&
+             hits[static_cast<std::size_t>(num_leading)] != kNullBlock) {
         ++num_leading;
       }
       const auto has_needed = [&](std::int64_t n) {
@@ -124,8 +123,8 @@ AdmissionPlan BlockManager::State::find_prefix(const Prompt& prompt,
     return group.alignment == Alignment::kAligned;
   });
   // What the decoder computes depends on the encoder, which the keys do not know.
-  const bool may_share = options.prefix_cache && prompt.is_hashed() && has_aligned &&
-                         request.num_cross_tokens == 0;
+  const bool may_share =
+      options.prefix_cache && prompt.is_hashed() && has_aligned && request.num_cross_tokens == 0;
   if (!may_share) return {};
   const std::int64_t last = is_broken(Mutant::kMatchesWholePrompt) ? 0 : 1;
   const std::int64_t max_blocks = (prompt.num_tokens() - last) / options.block_size;
@@ -204,7 +203,8 @@ void BlockManager::State::take_found(SequenceRecord& sequence, const AdmissionPl
       if (needed) pool_of(g).device.add_ref(block);
       table.blocks.push_back(needed ? block : kNullBlock);
     }
-    const std::int64_t begin = std::min(first_needed_block(g, sequence.num_tokens), plan.num_blocks);
+    const std::int64_t begin =
+        std::min(first_needed_block(g, sequence.num_tokens), plan.num_blocks);
     table.window_begin = begin > num_sink_blocks(g) ? begin : 0;
     if (plan.num_tail_tokens > 0) {
       pin_source(g, {.block = found_tails[static_cast<std::size_t>(g)]});
@@ -217,7 +217,8 @@ void BlockManager::State::take_found(SequenceRecord& sequence, const AdmissionPl
       for (std::int64_t i = 0; i < num_blocks; ++i) table.blocks.push_back(acquire(g));
     } else if (plan.num_tail_tokens > 0) {
       table.blocks.push_back(acquire(g));
-      add_copy(g, {.block = found_tails[static_cast<std::size_t>(g)]}, {.block = table.blocks.back()});
+      add_copy(g, {.block = found_tails[static_cast<std::size_t>(g)]},
+               {.block = table.blocks.back()});
       ++counters.num_copies;
     }
   }
@@ -244,8 +245,7 @@ std::optional<Admission> BlockManager::admit(const Prompt& prompt, const AdmitOp
     const std::int64_t num_blocks = state.is_cross(g)
                                         ? state.num_blocks_for(options.num_cross_tokens)
                                         : plan.num_blocks + (plan.num_tail_tokens > 0 ? 1 : 0);
-    reserve_more(sequence.table(g).blocks,
-                 static_cast<std::size_t>(num_blocks));
+    reserve_more(sequence.table(g).blocks, static_cast<std::size_t>(num_blocks));
   }
   // From here on nothing throws.
   state.free_records.pop_back();

@@ -14,7 +14,9 @@
 
 namespace quire {
 
-std::int64_t BlockManager::num_tokens(SequenceId id) const { return state_->find(id).num_tokens; }
+std::int64_t BlockManager::num_tokens(SequenceId id) const {
+  return state_->find(id).num_tokens;
+}
 
 std::int64_t BlockManager::num_appended(SequenceId id) const {
   return state_->find(id).num_appended;
@@ -110,10 +112,10 @@ void BlockManager::reserve(std::int64_t num_sequences, std::int64_t num_tokens_e
 
 namespace {
 
-// Slots of blocks in use that hold no token: those behind the ends of sequences. A shared last block
-// counts once.
-double num_empty_slots(const SequenceRecord& sequence, const BlockPool& device, int g, bool is_cross,
-                       int block_size) {
+// Slots of blocks in use that hold no token: those behind the ends of sequences. A shared last
+// block counts once.
+double num_empty_slots(const SequenceRecord& sequence, const BlockPool& device, int g,
+                       bool is_cross, int block_size) {
   const std::int64_t num_tokens = is_cross ? sequence.num_cross_tokens : sequence.num_tokens;
   const std::vector<BlockId>& blocks = sequence.table(g).blocks;
   double empty = 0;
@@ -138,9 +140,8 @@ BlockStats BlockManager::stats() const {
     stats.num_swapped += sequence.status == SequenceRecord::Status::kSwapped;
     if (sequence.status == SequenceRecord::Status::kSwapped) continue;
     for (int g = 0; g < state.num_groups(); ++g) {
-      empty[static_cast<std::size_t>(state.group(g).pool)] +=
-          num_empty_slots(sequence, state.pool_of(g).device, g, state.is_cross(g),
-                          state.options.block_size);
+      empty[static_cast<std::size_t>(state.group(g).pool)] += num_empty_slots(
+          sequence, state.pool_of(g).device, g, state.is_cross(g), state.options.block_size);
     }
   }
   for (std::size_t p = 0; p < state.pools.size(); ++p) {
@@ -160,7 +161,8 @@ BlockStats BlockManager::stats() const {
 
 namespace {
 
-void dump_pool(std::ostream& out, const BlockPool& blocks, const PrefixIndex& index, bool has_index) {
+void dump_pool(std::ostream& out, const BlockPool& blocks, const PrefixIndex& index,
+               bool has_index) {
   out << blocks.num_blocks() << " blocks, " << blocks.num_free() << " free, "
       << blocks.num_evictable() << " evictable, " << blocks.num_in_use() << " in use\n";
   for (std::int64_t id = 1; id < blocks.id_limit(); ++id) {

@@ -14,8 +14,8 @@ namespace quire {
 SequenceId BlockManager::fork(SequenceId id) {
   State& state = *state_;
   const SequenceRecord& checked = state.find_resident(id, "fork");
-  require(checked.num_appended == 0, "sequence ", id, " cannot fork with ",
-          checked.num_appended, " tokens appended and not committed");
+  require(checked.num_appended == 0, "sequence ", id, " cannot fork with ", checked.num_appended,
+          " tokens appended and not committed");
   const auto parent_record = static_cast<std::size_t>(&checked - state.sequences.data());
   const std::size_t record = state.make_record();
   const SequenceRecord& parent = state.sequences[parent_record];
@@ -37,7 +37,8 @@ SequenceId BlockManager::fork(SequenceId id) {
     child.table(g).window_begin = parent.table(g).window_begin;
     for (const BlockId& block : parent.table(g).blocks) {
       const bool is_last = &block == &parent.table(g).blocks.back();
-      const bool is_counted = block != kNullBlock && !(is_last && is_broken(Mutant::kForkKeepsCount));
+      const bool is_counted =
+          block != kNullBlock && !(is_last && is_broken(Mutant::kForkKeepsCount));
       if (is_counted) state.pool_of(g).device.add_ref(block);
       child.table(g).blocks.push_back(block);
     }
@@ -46,8 +47,8 @@ SequenceId BlockManager::fork(SequenceId id) {
   return state.id_of(record);
 }
 
-// The last, partly filled block of a sequence that ends stays findable by its tokens, if nobody else
-// holds it and the tails that are known do not begin with all of them already.
+// The last, partly filled block of a sequence that ends stays findable by its tokens, if nobody
+// else holds it and the tails that are known do not begin with all of them already.
 void BlockManager::State::keep_tail(SequenceRecord& sequence) {
   const bool is_kept = options.share_tails && sequence.shares && !sequence.tail.empty();
   if (!is_kept) return;
@@ -102,8 +103,9 @@ void BlockManager::free(SequenceId id) {
   state.changed();
 }
 
-// What remains of `num_tokens` when blocks are cut: all of them inside the last block, if nobody else
-// holds it and no copy of it is under way (what those read must not be rewritten); else whole blocks.
+// What remains of `num_tokens` when blocks are cut: all of them inside the last block, if nobody
+// else holds it and no copy of it is under way (what those read must not be rewritten); else whole
+// blocks.
 std::int64_t BlockManager::State::num_keepable(const SequenceRecord& sequence,
                                                std::int64_t num_tokens) const {
   if (num_tokens >= sequence.num_tokens) return sequence.num_tokens;

@@ -39,13 +39,13 @@ struct SequenceRecord {
   bool shares = false;           // its full blocks become findable
   bool cross_is_stored = false;  // the encoder's K and V are in their blocks
   Prompt prompt;
-  std::vector<SequenceTable> tables;   // [num_groups]
-  std::vector<Token> tail;             // tokens of the partly filled last block, if it shares
-  std::int64_t num_tokens = 0;         // committed
-  std::int64_t num_appended = 0;       // not committed yet
+  std::vector<SequenceTable> tables;  // [num_groups]
+  std::vector<Token> tail;            // tokens of the partly filled last block, if it shares
+  std::int64_t num_tokens = 0;        // committed
+  std::int64_t num_appended = 0;      // not committed yet
   std::int64_t num_cross_tokens = 0;
-  Digest last_key;                     // of its last full block, or the root
-  mutable std::uint64_t visit = 0;     // finds a sequence that a batch names twice
+  Digest last_key;                  // of its last full block, or the root
+  mutable std::uint64_t visit = 0;  // finds a sequence that a batch names twice
 
   SequenceTable& table(int g) { return tables[static_cast<std::size_t>(g)]; }
   const SequenceTable& table(int g) const { return tables[static_cast<std::size_t>(g)]; }
@@ -121,8 +121,8 @@ struct BlockManager::State {
   void free_record(SequenceRecord& sequence) noexcept;
 
   // Blocks. None of these throws: the callers have counted and reserved before.
-  BlockId acquire(int g);                     // REQUIRES: the pool has one available
-  void release(int g, BlockId block);         // a table entry less
+  BlockId acquire(int g);              // REQUIRES: the pool has one available
+  void release(int g, BlockId block);  // a table entry less
   void release_host(int g, BlockId block);
   void release_last_entry(int g, SequenceRecord& sequence);
   void release_from(SequenceRecord& sequence, std::int64_t num_entries);  // aligned, from the end

@@ -49,8 +49,8 @@ std::int64_t BlockManager::num_blocks_to_append(SequenceId id, std::int64_t num_
   const SequenceRecord& sequence = state.find_resident(id, "append");
   constexpr std::int64_t kMaxTokens = std::numeric_limits<std::int32_t>::max();
   const std::int64_t limit = kMaxTokens - sequence.num_tokens - sequence.num_appended;
-  require(num_tokens >= 0 && num_tokens <= limit, "sequence ", id,
-          " can append between 0 and ", limit, " tokens, not ", num_tokens);
+  require(num_tokens >= 0 && num_tokens <= limit, "sequence ", id, " can append between 0 and ",
+          limit, " tokens, not ", num_tokens);
   require(pool >= 0 && static_cast<std::size_t>(pool) < state.pools.size(), "pool ", pool,
           " is not one of the ", state.pools.size(), " pools");
   std::int64_t num_blocks = 0;
@@ -74,7 +74,8 @@ bool BlockManager::append(SequenceId id, std::int64_t num_tokens) {
   State& state = *state_;
   SequenceRecord& sequence = state.find(id);
   const std::int64_t length = sequence.num_tokens + sequence.num_appended;
-  const std::int64_t num_more = state.num_blocks_for(length + num_tokens) - state.num_blocks_for(length);
+  const std::int64_t num_more =
+      state.num_blocks_for(length + num_tokens) - state.num_blocks_for(length);
   state.copies.reserve(state.options.groups.size());
   for (SequenceTable& table : sequence.tables) {
     reserve_more(table.blocks, static_cast<std::size_t>(num_more));
@@ -157,9 +158,8 @@ void BlockManager::State::commit_tokens(SequenceRecord& sequence, std::span<cons
 void BlockManager::commit(SequenceId id, std::span<const Token> tokens) {
   State& state = *state_;
   SequenceRecord& sequence = state.find_resident(id, "commit");
-  require(tokens.size() <= static_cast<std::size_t>(sequence.num_appended), "sequence ",
-          id, " has appended ", sequence.num_appended, " tokens, cannot commit ",
-          tokens.size());
+  require(tokens.size() <= static_cast<std::size_t>(sequence.num_appended), "sequence ", id,
+          " has appended ", sequence.num_appended, " tokens, cannot commit ", tokens.size());
   require(state.copies.waiting().empty(), "sequence ", id, " cannot commit while ",
           state.copies.waiting().size(), " copies wait to be taken");
   const std::span<const Token> prompt = sequence.prompt.tokens();
@@ -213,7 +213,8 @@ void BlockManager::State::require_arrays(int group, std::span<const SequenceId> 
   };
   const auto num_sequences = static_cast<std::int64_t>(ids.size());
   const bool is_padded = arrays.row_stride > 0;
-  require(is_padded != !arrays.begins.empty(), "exactly one of row_stride and begins must be given");
+  require(is_padded != !arrays.begins.empty(),
+          "exactly one of row_stride and begins must be given");
   require_room("kv_lens", arrays.kv_lens.size(), num_sequences);
   require_room("slots", arrays.slots.size(), sizes.num_slots);
   if (!arrays.query_begins.empty()) {

@@ -32,7 +32,8 @@ std::int64_t BlockManager::State::num_held(const SequenceRecord& sequence, std::
   return num_blocks;
 }
 
-// One block of a table moves to the host; its place on the device is given back when the copy is done.
+// One block of a table moves to the host; its place on the device is given back when the copy is
+// done.
 void BlockManager::State::move_to_host(int g, BlockId& entry) {
   PoolState& pool = pool_of(g);
   const PlacedBlock src = pin_source(g, {.block = entry});

@@ -329,7 +329,9 @@ TEST(BlockManager, NamesTheSequenceAndTheValueThatAreWrong) {
   EXPECT_EQ(message_of([&] { manager.commit(id, tokens_of(1)); }),
             "sequence 0.1 has appended 0 tokens, cannot commit 1");
   ASSERT_TRUE(manager.append(id, 3));
-  EXPECT_EQ(message_of([&] { manager.commit(id, std::vector<Token>{0, 7}); }),
+  EXPECT_EQ(message_of([&] {
+              manager.commit(id, std::vector<Token>{0, 7});
+            }),
             "sequence 0.1, token 1: the prompt has 1, committed is 7");
   EXPECT_EQ(message_of([&] { manager.fork(id); }),
             "sequence 0.1 cannot fork with 3 tokens appended and not committed");
@@ -342,8 +344,12 @@ TEST(BlockManager, NamesTheSequenceAndTheValueThatAreWrong) {
   const std::vector<SequenceId> twice = {id, id};
   std::vector<std::int32_t> lens(2), indices(8);
   std::vector<std::int64_t> slots(6);
-  const StepArrays arrays{.query_begins = {}, .kv_lens = lens, .indices = indices, .row_stride = 4,
-                          .begins = {}, .slots = slots};
+  const StepArrays arrays{.query_begins = {},
+                          .kv_lens = lens,
+                          .indices = indices,
+                          .row_stride = 4,
+                          .begins = {},
+                          .slots = slots};
   EXPECT_EQ(message_of([&] { manager.write_step(0, twice, arrays); }),
             "sequence 0.1 is in the batch twice");
   manager.free(id);

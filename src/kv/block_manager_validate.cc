@@ -42,14 +42,13 @@ Expected::Counts make_counts(const BlockPool& blocks) {
 // One table entry against the state of its block; counts it.
 void check_entry(const BlockPool& blocks, Expected::Counts& counts, SequenceId id, int g,
                  std::size_t entry, BlockId block) {
-  check(block > kNullBlock && block < blocks.id_limit(), "sequence ", id, ", group ", g,
-        ", entry ", entry, ": block ", block, " is not one of 1 to ", blocks.id_limit() - 1);
-  check(blocks.is_in_use(block), "sequence ", id, ", group ", g, ", entry ", entry,
-        ": block ", block, " is not in use");
+  check(block > kNullBlock && block < blocks.id_limit(), "sequence ", id, ", group ", g, ", entry ",
+        entry, ": block ", block, " is not one of 1 to ", blocks.id_limit() - 1);
+  check(blocks.is_in_use(block), "sequence ", id, ", group ", g, ", entry ", entry, ": block ",
+        block, " is not in use");
   const auto index = static_cast<std::size_t>(block);
-  check(counts.groups[index] < 0 || counts.groups[index] == g, "sequence ", id,
-        ", group ", g, ", entry ", entry, ": block ", block, " also belongs to group ",
-        counts.groups[index]);
+  check(counts.groups[index] < 0 || counts.groups[index] == g, "sequence ", id, ", group ", g,
+        ", entry ", entry, ": block ", block, " also belongs to group ", counts.groups[index]);
   counts.groups[index] = g;
   ++counts.entries[index];
 }
@@ -61,8 +60,8 @@ void check_references(const BlockPool& blocks, const Expected::Counts& counts, s
     const auto index = static_cast<std::size_t>(id);
     const std::int32_t refs = counts.entries[index] + counts.pins[index];
     check(blocks.num_refs(block) == refs, "pool ", p, ", ", side, " block ", id, " counts ",
-          blocks.num_refs(block), " references, has ", counts.entries[index],
-          " table entries and ", counts.pins[index], " copies");
+          blocks.num_refs(block), " references, has ", counts.entries[index], " table entries and ",
+          counts.pins[index], " copies");
     if (refs == 0) continue;
     check(blocks.num_pins(block) == counts.pins[index], "pool ", p, ", ", side, " block ", id,
           " counts ", blocks.num_pins(block), " pins, has ", counts.pins[index], " copies");
@@ -101,8 +100,8 @@ void check_evictable(const PoolState& pool, std::size_t p, const BlockManagerOpt
                          pool.device.num_refs(block) > pool.device.num_pins(block);
     const bool is_before = is_evictable && place[static_cast<std::size_t>(parent)] <
                                                place[static_cast<std::size_t>(block)];
-    check(!pool.device.is_evictable(parent) || !(is_held || is_before), "pool ", p, ", block ", parent, " would be evicted before block ", id,
-          " that follows it");
+    check(!pool.device.is_evictable(parent) || !(is_held || is_before), "pool ", p, ", block ",
+          parent, " would be evicted before block ", id, " that follows it");
   }
 }
 
@@ -112,21 +111,21 @@ void BlockManager::State::validate_sequence(std::size_t record) const {
   const SequenceRecord& sequence = sequences[record];
   const SequenceId id = id_of(record);
   const std::int64_t length = sequence.num_tokens + sequence.num_appended;
-  check(sequence.num_tokens >= 0 && sequence.num_appended >= 0, "sequence ", id,
-        " has ", sequence.num_tokens, " tokens and ", sequence.num_appended, " appended ones");
+  check(sequence.num_tokens >= 0 && sequence.num_appended >= 0, "sequence ", id, " has ",
+        sequence.num_tokens, " tokens and ", sequence.num_appended, " appended ones");
   for (int g = 0; g < num_groups(); ++g) {
     const SequenceTable& table = sequence.table(g);
     const std::int64_t expected = num_blocks_for(is_cross(g) ? sequence.num_cross_tokens : length);
-    check(static_cast<std::int64_t>(table.blocks.size()) == expected, "sequence ", id,
-          ", group ", g, " has ", table.blocks.size(), " entries, needs ", expected);
+    check(static_cast<std::int64_t>(table.blocks.size()) == expected, "sequence ", id, ", group ",
+          g, " has ", table.blocks.size(), " entries, needs ", expected);
     for (std::int64_t i = 0; i < expected; ++i) {
       const BlockId block = table.blocks[static_cast<std::size_t>(i)];
       const bool is_hole = i >= num_sink_blocks(g) && i < table.window_begin;
-      check((block == kNullBlock) == is_hole, "sequence ", id, ", group ", g, ", entry ",
-            i, ": block ", block, is_hole ? " although the window has passed" : " is needed");
+      check((block == kNullBlock) == is_hole, "sequence ", id, ", group ", g, ", entry ", i,
+            ": block ", block, is_hole ? " although the window has passed" : " is needed");
       if (is_cross(g)) continue;
-      check(!is_hole || !is_needed(g, sequence.num_tokens, i), "sequence ", id,
-            ", group ", g, ", entry ", i, " was released but can still be seen");
+      check(!is_hole || !is_needed(g, sequence.num_tokens, i), "sequence ", id, ", group ", g,
+            ", entry ", i, " was released but can still be seen");
       validate_content(sequence, id, g, i);
     }
   }
@@ -142,10 +141,11 @@ void BlockManager::State::validate_content(const SequenceRecord& sequence, Seque
   const PrefixIndex& index = is_swapped ? pool.host_index : pool.index;
   const bool is_full = (entry + 1) * options.block_size <= sequence.num_tokens;
   if (!is_full) {
-    check(!index.contains(block), "sequence ", id, ", group ", g, ", entry ", entry,
-          ": block ", block, " is still to be written, but can be found");
-    const bool is_written = (entry + 1) * options.block_size > sequence.num_tokens &&
-                            entry * options.block_size < sequence.num_tokens + sequence.num_appended;
+    check(!index.contains(block), "sequence ", id, ", group ", g, ", entry ", entry, ": block ",
+          block, " is still to be written, but can be found");
+    const bool is_written =
+        (entry + 1) * options.block_size > sequence.num_tokens &&
+        entry * options.block_size < sequence.num_tokens + sequence.num_appended;
     check(is_swapped || sequence.num_appended == 0 || !is_written || num_table_refs(g, block) == 1,
           "sequence ", id, ", group ", g, ", entry ", entry, ": block ", block,
           " is about to be written, but shared");
@@ -155,8 +155,8 @@ void BlockManager::State::validate_content(const SequenceRecord& sequence, Seque
   check(index.contains(block) && index.key(block).group == g && !index.is_tail(block), "sequence ",
         id, ", group ", g, ", entry ", entry, ": block ", block, " cannot be found");
   if (entry < sequence.prompt.num_full_blocks()) {
-    check(index.key(block).digest == sequence.prompt.key(entry), "sequence ", id,
-          ", group ", g, ", entry ", entry, ": block ", block, " has the key of another content");
+    check(index.key(block).digest == sequence.prompt.key(entry), "sequence ", id, ", group ", g,
+          ", entry ", entry, ": block ", block, " has the key of another content");
   }
 }
 
@@ -201,6 +201,8 @@ void BlockManager::State::validate() const {
   }
 }
 
-void BlockManager::validate() const { state_->validate(); }
+void BlockManager::validate() const {
+  state_->validate();
+}
 
 }  // namespace quire

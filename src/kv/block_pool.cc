@@ -12,7 +12,9 @@
 namespace quire {
 namespace {
 
-std::size_t index_of(std::int64_t block) noexcept { return static_cast<std::size_t>(block); }
+std::size_t index_of(std::int64_t block) noexcept {
+  return static_cast<std::size_t>(block);
+}
 
 void require_size(std::int64_t num_blocks) {
   constexpr std::int64_t kMaxBlocks = std::numeric_limits<BlockId>::max();
@@ -42,8 +44,7 @@ void BlockPool::rebuild_free_stack() noexcept {
 
 const BlockPool::Block& BlockPool::at(BlockId block) const {
   if (block <= kNullBlock || index_of(block) >= blocks_.size()) [[unlikely]] {
-    fail(ErrorCode::kInvalidArgument, "block ", block, " is not one of 1 to ",
-         blocks_.size() - 1);
+    fail(ErrorCode::kInvalidArgument, "block ", block, " is not one of 1 to ", blocks_.size() - 1);
   }
   return blocks_[index_of(block)];
 }
@@ -158,9 +159,13 @@ void BlockPool::unpin(BlockId block) {
   --record.num_pins;
 }
 
-std::int32_t BlockPool::note(BlockId block) const { return in_use(block).next; }
+std::int32_t BlockPool::note(BlockId block) const {
+  return in_use(block).next;
+}
 
-void BlockPool::set_note(BlockId block, std::int32_t note) { in_use(block).next = note; }
+void BlockPool::set_note(BlockId block, std::int32_t note) {
+  in_use(block).next = note;
+}
 
 bool BlockPool::resize(std::int64_t num_blocks) {
   require_size(num_blocks);
@@ -224,8 +229,7 @@ void BlockPool::validate() const {
       fail(ErrorCode::kInternal, "the free stack is broken at block ", id);
     }
   }
-  if (num_listed != num_evictable || num_stacked != num_free ||
-      blocks_[kNullBlock].prev != prev) {
+  if (num_listed != num_evictable || num_stacked != num_free || blocks_[kNullBlock].prev != prev) {
     fail(ErrorCode::kInternal, "the lists hold ", num_stacked, " free and ", num_listed,
          " evictable blocks of ", num_free, " and ", num_evictable);
   }

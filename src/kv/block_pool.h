@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which blocks of a cache are taken: ids, reference counts, and the order of reuse. It knows nothing
-// of sequences, contents or memory.
+// Which blocks of a cache are taken: ids, reference counts, and the order of reuse. It knows
+// nothing of sequences, contents or memory.
 //
 // A block is in exactly one state:
 //   free       holds nothing; on a stack, so that what was freed last is warm in the caches
@@ -39,16 +39,16 @@ class BlockPool {
   void add_ref(BlockId block);
 
   // One reference less. A block without references becomes free, or evictable: next after `before`
-  // is evicted, which the null block (the end of the list) makes the last of all. True if it was the
-  // last reference. REQUIRES: the block is in use; `before` is evictable or the null block.
+  // is evicted, which the null block (the end of the list) makes the last of all. True if it was
+  // the last reference. REQUIRES: the block is in use; `before` is evictable or the null block.
   bool release_to_free(BlockId block);
   bool release_to_evictable(BlockId block, BlockId before = kNullBlock);
 
   // Makes an evictable block free.
   void drop(BlockId block);
 
-  // A pin is a reference of a copy under way, not of a table: it keeps a block, but does not make it
-  // shared. Unpinning is release_*() after unpin().
+  // A pin is a reference of a copy under way, not of a table: it keeps a block, but does not make
+  // it shared. Unpinning is release_*() after unpin().
   void pin(BlockId block);
   void unpin(BlockId block);
 
@@ -66,9 +66,7 @@ class BlockPool {
   std::int32_t num_pins(BlockId block) const { return in_use(block).num_pins; }
   bool is_in_use(BlockId block) const { return at(block).num_refs > 0; }
   bool is_free(BlockId block) const { return at(block).num_refs == 0 && at(block).prev == kFree; }
-  bool is_evictable(BlockId block) const {
-    return at(block).num_refs == 0 && at(block).prev >= 0;
-  }
+  bool is_evictable(BlockId block) const { return at(block).num_refs == 0 && at(block).prev >= 0; }
 
   // The eviction list: oldest_evictable(), then next_evictable() until the null block.
   BlockId oldest_evictable() const noexcept { return blocks_[kNullBlock].next; }
@@ -89,9 +87,9 @@ class BlockPool {
  private:
   struct Block {
     std::int32_t num_refs = 0;
-    std::int32_t num_pins = 0;      // of num_refs
-    std::int32_t prev = kFree;      // evictable: in the list; without references otherwise: a mark
-    std::int32_t next = kNullBlock; // evictable: in the list; free: in the stack; in use: the note
+    std::int32_t num_pins = 0;       // of num_refs
+    std::int32_t prev = kFree;       // evictable: in the list; without references otherwise: a mark
+    std::int32_t next = kNullBlock;  // evictable: in the list; free: in the stack; in use: the note
   };
   static_assert(sizeof(Block) == 16);
 

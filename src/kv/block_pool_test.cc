@@ -181,8 +181,7 @@ TEST(BlockPool, RefusesWrongIdsAndStatesByName) {
   EXPECT_EQ(message_of([&] { pool.unpin(block); }), "block 1 is not pinned");
   pool.release_to_evictable(block);
   EXPECT_EQ(message_of([&] { pool.release_to_evictable(block); }), "block 1 is not in use");
-  EXPECT_EQ(message_of([&] { pool.resize(1); }),
-            "block 1 is evictable and beyond the new size 1");
+  EXPECT_EQ(message_of([&] { pool.resize(1); }), "block 1 is evictable and beyond the new size 1");
   EXPECT_EQ(message_of([] { BlockPool(0); }),
             "a pool has between 1 and 2147483647 blocks, the null block included, not 0");
   pool.validate();

@@ -2,9 +2,10 @@
 // Finds the first write to a slot that belongs to somebody else: a debugging aid for engines and
 // kernels, for caches in host memory.
 //
-// It keeps a fingerprint of the bytes of every slot, made when its K and V have been stored, and who
-// stored them. verify() compares all slots that sequences can see with their fingerprints: one that
-// has changed since was overwritten by a step or a copy that had no right to. After every step:
+// It keeps a fingerprint of the bytes of every slot, made when its K and V have been stored, and
+// who stored them. verify() compares all slots that sequences can see with their fingerprints: one
+// that has changed since was overwritten by a step or a copy that had no right to. After every
+// step:
 //   canary.copied(copies); ... append, attend, commit ...; canary.stored(id, first, count);
 //   canary.verify();
 // Costs 8 bytes per slot and reads the watched layers once per verify. Not thread-safe.

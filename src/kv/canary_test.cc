@@ -84,8 +84,12 @@ class KvCanaryTest : public testing::Test {
     std::vector<std::int32_t> indices(static_cast<std::size_t>(sizes.num_blocks));
     std::vector<std::int64_t> slots(static_cast<std::size_t>(sizes.num_slots));
     manager_.write_step(0, std::span(&id, 1),
-                        {.query_begins = {}, .kv_lens = lens, .indices = indices, .row_stride = 0,
-                         .begins = begins, .slots = slots});
+                        {.query_begins = {},
+                         .kv_lens = lens,
+                         .indices = indices,
+                         .row_stride = 0,
+                         .begins = begins,
+                         .slots = slots});
     for (const std::int64_t slot : slots) cache_.write(slot, ++last_value_);
     const std::int64_t first = manager_.num_tokens(id);
     if (first < 6) {
@@ -141,7 +145,9 @@ TEST_F(KvCanaryTest, NamesTheSequenceAndBlockOfAForeignWrite) {
   const std::vector<std::int64_t> slots = step(first, 6);
   step(second, 6);
   cache_.write(slots[5], 1000);  // as a kernel with a wrong table would
-  EXPECT_EQ(verify(), "sequence 0.1, group 0, token 5: block 2, slot 9 was overwritten since sequence 0.1 stored it");
+  EXPECT_EQ(verify(),
+            "sequence 0.1, group 0, token 5: block 2, slot 9 was overwritten since sequence 0.1 "
+            "stored it");
 }
 
 TEST_F(KvCanaryTest, ASharedBlockNamesWhoStoredIt) {
@@ -150,8 +156,11 @@ TEST_F(KvCanaryTest, ASharedBlockNamesWhoStoredIt) {
   const SequenceId second = admit(0);
   step(second, 2);
   manager_.free(first);
-  cache_.v[static_cast<std::size_t>(slots[1] * kSlotElements + kSlotElements - 1)] = 5;  // one element
-  EXPECT_EQ(verify(), "sequence 1.1, group 0, token 1: block 1, slot 5 was overwritten since sequence 0.1 stored it");
+  cache_.v[static_cast<std::size_t>(slots[1] * kSlotElements + kSlotElements - 1)] =
+      5;  // one element
+  EXPECT_EQ(verify(),
+            "sequence 1.1, group 0, token 1: block 1, slot 5 was overwritten since sequence 0.1 "
+            "stored it");
 }
 
 TEST_F(KvCanaryTest, WatchesTheHostToo) {

@@ -41,10 +41,8 @@ CopyLists CopyQueue::take() {
   }
   for (std::size_t group = 0; group < lists_.size(); ++group) {
     const Lists& lists = lists_[group];
-    spans_[group] = {.on_device = lists[0],
-                     .to_host = lists[1],
-                     .to_device = lists[2],
-                     .on_host = lists[3]};
+    spans_[group] = {
+        .on_device = lists[0], .to_host = lists[1], .to_device = lists[2], .on_host = lists[3]};
   }
   taken.ticket = ++last_ticket_;
   taken.groups = spans_;

@@ -55,7 +55,8 @@ class CopyQueue {
 
   // Hands out those that wait, sorted by group and direction. Strong guarantee.
   CopyLists take();
-  // How many of the oldest copies the tickets up to this one cover. Throws if it was not handed out.
+  // How many of the oldest copies the tickets up to this one cover. Throws if it was not handed
+  // out.
   std::size_t num_covered(std::uint64_t ticket) const;
   // Forgets the oldest copies, which a ticket covers.
   void pop(std::uint64_t ticket, std::size_t num_copies) noexcept;
@@ -71,8 +72,8 @@ class CopyQueue {
   std::vector<PendingCopy> copies_;  // oldest first: taken ones, then waiting ones
   std::size_t num_taken_ = 0;
   std::uint64_t last_ticket_ = 0;
-  std::vector<Ticket> tickets_;  // not completed, oldest first
-  std::vector<Lists> lists_;     // [num_groups] of the last take
+  std::vector<Ticket> tickets_;                     // not completed, oldest first
+  std::vector<Lists> lists_;                        // [num_groups] of the last take
   std::vector<std::array<std::size_t, 4>> counts_;  // [num_groups] while taking
   std::vector<GroupCopies> spans_;
 };

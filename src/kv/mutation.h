@@ -24,20 +24,24 @@ enum class Mutant {
   kIgnoresSalt,
   kIgnoresAdapter,
   kIgnoresExtraKeys,
-  kIgnoresParent,         // a block is named by its own tokens alone
+  kIgnoresParent,  // a block is named by its own tokens alone
   kSkipsTokenCompare,
-  kMatchesWholePrompt,    // nothing is left to compute
-  kReleasesWindowEarly,   // the last block that a window still touches is released
+  kMatchesWholePrompt,   // nothing is left to compute
+  kReleasesWindowEarly,  // the last block that a window still touches is released
   kIgnoresWatermark,
-  kSwapsInReverse,        // swap in restores the blocks in another order
-  kResetKeepsLive,        // blocks in use survive a reset of the prefix cache
+  kSwapsInReverse,  // swap in restores the blocks in another order
+  kResetKeepsLive,  // blocks in use survive a reset of the prefix cache
 };
 
 #ifdef QUIRE_KV_MUTANTS
 inline Mutant active_mutant = Mutant::kNone;
-inline bool is_broken(Mutant mutant) noexcept { return active_mutant == mutant; }
+inline bool is_broken(Mutant mutant) noexcept {
+  return active_mutant == mutant;
+}
 #else
-constexpr bool is_broken(Mutant) noexcept { return false; }
+constexpr bool is_broken(Mutant) noexcept {
+  return false;
+}
 #endif
 
 }  // namespace quire

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The names of blocks in the prefix cache: SHA-256 over tagged, length-prefixed fields.
 //
-//   message  kind (1 byte); for each field its tag (1 byte) and length in bytes (u32, little endian);
+//   message  kind (1 byte); for each field its tag (1 byte) and length in bytes (u32, little
+//   endian);
 //            the bytes of the fields in the same order
 //   root     'R'  S: salt  A: adapter
-//   extra    'X'  for each key O: first token, relative to the block (i64)  N: tokens (i64)  K: bytes,
+//   extra    'X'  for each key O: first token, relative to the block (i64)  N: tokens (i64)  K:
+//   bytes,
 //                 each key a message of its own behind the last
 //   block    'B'  P: name of the block before, or the root
 //                 t: tokens of 24 bits each if all lie in [0, 2^24), else T: tokens of 32 bits

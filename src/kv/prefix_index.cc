@@ -148,7 +148,9 @@ void PrefixIndex::add(BlockId block, const Key& key, std::int32_t num_tokens) {
   ++size_;
 }
 
-void PrefixIndex::insert(BlockId block, const Key& key) { add(block, key, block_size_); }
+void PrefixIndex::insert(BlockId block, const Key& key) {
+  add(block, key, block_size_);
+}
 
 void PrefixIndex::insert_tail(BlockId block, const Key& key) {
   add(block, key, static_cast<std::int32_t>(key.tokens.size()));
@@ -179,7 +181,8 @@ PrefixIndex::Key PrefixIndex::key(BlockId block) const noexcept {
 void PrefixIndex::resize(std::int64_t num_blocks) {
   const auto num_records = static_cast<std::size_t>(num_blocks);
   std::vector<BlockId> buckets(num_buckets_for(num_blocks), kNullBlock);
-  const std::size_t num_tokens = num_records * static_cast<std::size_t>(keep_tokens_ ? block_size_ : 0);
+  const std::size_t num_tokens =
+      num_records * static_cast<std::size_t>(keep_tokens_ ? block_size_ : 0);
   records_.reserve(num_records);
   tokens_.reserve(num_tokens);
   // From here on nothing throws. Chains keep their order: the latest copy stays first.

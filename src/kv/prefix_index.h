@@ -72,7 +72,8 @@ class PrefixIndex {
   // What was inserted; tokens are empty where none are kept. REQUIRES: contains(block).
   Key key(BlockId block) const noexcept;
 
-  // Room for the ids below num_blocks. Strong guarantee. REQUIRES: none of those above is contained.
+  // Room for the ids below num_blocks. Strong guarantee. REQUIRES: none of those above is
+  // contained.
   void resize(std::int64_t num_blocks);
 
   std::int64_t size() const noexcept { return size_; }

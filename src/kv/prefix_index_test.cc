@@ -64,8 +64,11 @@ TEST(PrefixIndex, OfEqualContentsTheLatestIsFound) {
 }
 
 TEST(PrefixIndex, ComparedTokensSurviveEveryCollision) {
-  PrefixIndex index({.num_blocks = 300, .block_size = 2, .keep_tokens = true,
-                     .compare_tokens = true, .digest_bits = 1});
+  PrefixIndex index({.num_blocks = 300,
+                     .block_size = 2,
+                     .keep_tokens = true,
+                     .compare_tokens = true,
+                     .digest_bits = 1});
   std::vector<std::vector<Token>> contents;
   const auto key = [&](std::size_t i) {
     PrefixIndex::Key made = key_of(Digest{});  // all digests are equal
@@ -75,7 +78,8 @@ TEST(PrefixIndex, ComparedTokensSurviveEveryCollision) {
     return made;
   };
   for (int i = 0; i < 256; ++i) contents.push_back({i / 6, i});
-  for (std::size_t i = 0; i < contents.size(); ++i) index.insert(static_cast<BlockId>(i + 1), key(i));
+  for (std::size_t i = 0; i < contents.size(); ++i)
+    index.insert(static_cast<BlockId>(i + 1), key(i));
   for (std::size_t i = 0; i < contents.size(); ++i) {
     EXPECT_EQ(index.find(key(i)), static_cast<BlockId>(i + 1));
     PrefixIndex::Key other = key(i);

@@ -93,8 +93,8 @@ Prompt::Prompt(std::span<const Token> tokens, int block_size, const PrefixScope&
   if (!scope.extra_keys.empty()) {
     for (std::size_t first = 0; first < tokens.size();
          first += static_cast<std::size_t>(block_size)) {
-      data->extras.push_back(extra_keys_digest(
-          scope.extra_keys, static_cast<std::int64_t>(first), block_size));
+      data->extras.push_back(
+          extra_keys_digest(scope.extra_keys, static_cast<std::int64_t>(first), block_size));
     }
   }
   data->hash_full_blocks();
@@ -126,9 +126,13 @@ std::int64_t Prompt::num_tokens() const noexcept {
   return static_cast<std::int64_t>(tokens().size());
 }
 
-int Prompt::block_size() const noexcept { return data_ == nullptr ? 1 : data_->block_size; }
+int Prompt::block_size() const noexcept {
+  return data_ == nullptr ? 1 : data_->block_size;
+}
 
-bool Prompt::is_hashed() const noexcept { return data_ != nullptr && data_->hashed; }
+bool Prompt::is_hashed() const noexcept {
+  return data_ != nullptr && data_->hashed;
+}
 
 const Digest& Prompt::root() const {
   require(is_hashed(), "a prompt without keys has no root");
@@ -137,8 +141,7 @@ const Digest& Prompt::root() const {
 
 const Digest& Prompt::key(std::int64_t block) const {
   const auto num_keys = static_cast<std::int64_t>(is_hashed() ? data_->keys.size() : 0);
-  require(block >= 0 && block < num_keys, "block ", block, " of a prompt with ", num_keys,
-          " keys");
+  require(block >= 0 && block < num_keys, "block ", block, " of a prompt with ", num_keys, " keys");
   return data_->keys[static_cast<std::size_t>(block)];
 }
 

@@ -34,7 +34,9 @@ std::string little_endian(std::uint64_t value, int num_bytes) {
   return bytes;
 }
 
-std::string head(char tag, std::size_t size) { return tag + little_endian(size, 4); }
+std::string head(char tag, std::size_t size) {
+  return tag + little_endian(size, 4);
+}
 
 std::string bytes_of(const Digest& digest) {
   return std::string(digest.bytes.begin(), digest.bytes.end());
@@ -101,22 +103,16 @@ TEST(PrefixHash, KindsOfInputDoNotMeet) {
     const Prompt prompt(tokens, 4, {.salt = salt, .adapter = adapter, .extra_keys = extra});
     return to_string(prompt.key(0));
   };
-  const std::vector<std::string> keys = {key("", "", {}),
-                                         key("x", "", {}),
-                                         key("", "x", {}),
-                                         key("x", "x", {}),
-                                         key("xx", "", {}),
-                                         key("", "", {&image, 1}),
-                                         key("ab", "", {}),
-                                         key("", "", {&moved, 1}),
-                                         key("", "", {&longer, 1}),
-                                         key("", "", two),
-                                         key("", "", swapped),
-                                         key("", "", {&a, 1})};
+  const std::vector<std::string> keys = {
+      key("", "", {}),   key("x", "", {}),         key("", "x", {}),
+      key("x", "x", {}), key("xx", "", {}),        key("", "", {&image, 1}),
+      key("ab", "", {}), key("", "", {&moved, 1}), key("", "", {&longer, 1}),
+      key("", "", two),  key("", "", swapped),     key("", "", {&a, 1})};
   EXPECT_EQ(std::set<std::string>(keys.begin(), keys.end()).size(), keys.size());
   // One block of four tokens is not two of two, nor the same tokens in wider form.
   EXPECT_NE(to_string(Prompt(tokens, 2).key(1)), key("", "", {}));
-  EXPECT_NE(block_digest({}, std::vector<Token>{1 << 24}, {}), block_digest({}, std::vector<Token>{0}, {}));
+  EXPECT_NE(block_digest({}, std::vector<Token>{1 << 24}, {}),
+            block_digest({}, std::vector<Token>{0}, {}));
 }
 
 TEST(Prompt, AKeyDependsOnAllTokensBefore) {

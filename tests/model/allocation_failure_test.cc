@@ -34,12 +34,24 @@ void* allocate(std::size_t size) {
 
 }  // namespace
 
-void* operator new(std::size_t size) { return allocate(size); }
-void* operator new[](std::size_t size) { return allocate(size); }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::size_t) noexcept { std::free(memory); }
+void* operator new(std::size_t size) {
+  return allocate(size);
+}
+void* operator new[](std::size_t size) {
+  return allocate(size);
+}
+void operator delete(void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory) noexcept {
+  std::free(memory);
+}
+void operator delete(void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
+void operator delete[](void* memory, std::size_t) noexcept {
+  std::free(memory);
+}
 
 namespace quire::test {
 namespace {
@@ -114,7 +126,8 @@ class AllocationFailure : public testing::Test {
     } else if (kind == 9 && random_() % 8 == 0) {
       attempt("reset", [&] { manager_.reset_prefix_cache(); });
     } else if (kind == 10 && random_() % 16 == 0) {
-      attempt("reserve", [&] { manager_.reserve(static_cast<std::int64_t>(live_.size() + 3), 40); });
+      attempt("reserve",
+              [&] { manager_.reserve(static_cast<std::int64_t>(live_.size() + 3), 40); });
     } else {
       attempt("free", [&] { manager_.free(id); });
       live_.erase(live_.begin() + static_cast<std::ptrdiff_t>(pick));

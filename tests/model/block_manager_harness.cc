@@ -25,7 +25,9 @@ BlockManagerOptions with_event_sink(const HarnessConfig& config, KvEventSink* si
   return options;
 }
 
-std::string name_of(int number) { return number == 0 ? std::string() : std::to_string(number); }
+std::string name_of(int number) {
+  return number == 0 ? std::string() : std::to_string(number);
+}
 
 }  // namespace
 
@@ -48,8 +50,12 @@ std::vector<HarnessConfig> harness_configs() {
   return {
       {.name = "full", .options = {.block_size = 2, .pools = {small}, .groups = {full}}},
       {.name = "full and window, one pool, tails, 4-bit digest",
-       .options = {.block_size = 3, .pools = {large}, .groups = {full, window}, .share_tails = true,
-                   .compare_tokens = true, .digest_bits = 4}},
+       .options = {.block_size = 3,
+                   .pools = {large},
+                   .groups = {full, window},
+                   .share_tails = true,
+                   .compare_tokens = true,
+                   .digest_bits = 4}},
       {.name = "full and sinks, two pools",
        .options = {.block_size = 1, .pools = {large, small}, .groups = {full, sinks}}},
       {.name = "chunks, tails",
@@ -57,16 +63,20 @@ std::vector<HarnessConfig> harness_configs() {
        .with_events = true},
       {.name = "cross", .options = {.block_size = 2, .pools = {large}, .groups = {full, cross}}},
       {.name = "no prefix cache",
-       .options = {.block_size = 2, .pools = {large}, .groups = {full, window},
-                   .prefix_cache = false}},
+       .options =
+           {.block_size = 2, .pools = {large}, .groups = {full, window}, .prefix_cache = false}},
       {.name = "full, tails, 4-bit digest, events",
-       .options = {.block_size = 3, .pools = {small}, .groups = {full}, .share_tails = true,
-                   .compare_tokens = true, .digest_bits = 4},
+       .options = {.block_size = 3,
+                   .pools = {small},
+                   .groups = {full},
+                   .share_tails = true,
+                   .compare_tokens = true,
+                   .digest_bits = 4},
        .with_events = true},
       {.name = "two full groups, one pool, events",
        .options = {.block_size = 2, .pools = {large}, .groups = {full, full}},
        .with_events = true},
-      {.name = "a window of one token", 
+      {.name = "a window of one token",
        .options = {.block_size = 2, .pools = {small}, .groups = {self_only}}},
   };
 }
@@ -173,7 +183,8 @@ void BlockManagerHarness::admit(bool fill) {
   // What can_admit has promised: all of it fits, chunk by chunk, if nobody else allocates.
   for (;;) {
     NaiveSequence& sequence = naive_of(live);
-    const std::int64_t left = prompt.num_tokens() - static_cast<std::int64_t>(sequence.tokens.size());
+    const std::int64_t left =
+        prompt.num_tokens() - static_cast<std::int64_t>(sequence.tokens.size());
     if (left == 0) break;
     const std::int64_t chunk = request.max_chunk > 0 ? std::min(left, request.max_chunk) : left;
     expect(manager_.append(live.id, chunk), "admitted, but a chunk does not fit");
@@ -198,7 +209,8 @@ void BlockManagerHarness::append() {
   }
 }
 
-// Runs a step for one sequence: copies, K and V of all appended tokens, then accepts the first ones.
+// Runs a step for one sequence: copies, K and V of all appended tokens, then accepts the first
+// ones.
 void BlockManagerHarness::run_step(Live& live, std::int64_t num_accepted) {
   take_copies();
   NaiveSequence& sequence = naive_of(live);
@@ -236,7 +248,8 @@ void BlockManagerHarness::commit_some() {
 void BlockManagerHarness::rollback() {
   Live* live = draw_live(false);
   if (live == nullptr) return;
-  const std::int64_t num_tokens = draw(static_cast<std::uint32_t>(naive_of(*live).num_appended) + 1);
+  const std::int64_t num_tokens =
+      draw(static_cast<std::uint32_t>(naive_of(*live).num_appended) + 1);
   manager_.rollback(live->id, num_tokens);
   naive_.rollback(naive_of(*live), num_tokens);
 }
@@ -297,7 +310,8 @@ void BlockManagerHarness::reset() {
 // Ids matter here: which blocks lie beyond the new end is asked of the manager.
 void BlockManagerHarness::resize() {
   const int pool = static_cast<int>(draw(static_cast<std::uint32_t>(config_.options.pools.size())));
-  const BlockPool& device = BlockManagerPeek::state(manager_).pools[static_cast<std::size_t>(pool)].device;
+  const BlockPool& device =
+      BlockManagerPeek::state(manager_).pools[static_cast<std::size_t>(pool)].device;
   const std::int64_t num_blocks = 8 + draw(20);
   bool must_wait = false;
   std::vector<BlockId> order;
@@ -334,7 +348,8 @@ void BlockManagerHarness::step_batch() {
     batch.push_back(&live);
     ids.push_back(live.id);
   }
-  for (int g = 0; g < static_cast<int>(config_.options.groups.size()); ++g) check_step_arrays(ids, g);
+  for (int g = 0; g < static_cast<int>(config_.options.groups.size()); ++g)
+    check_step_arrays(ids, g);
   for (Live* live : batch) run_step(*live, naive_of(*live).num_appended);
 }
 

@@ -18,7 +18,9 @@
 namespace quire::test {
 namespace {
 
-std::size_t index_of(std::int64_t i) { return static_cast<std::size_t>(i); }
+std::size_t index_of(std::int64_t i) {
+  return static_cast<std::size_t>(i);
+}
 
 }  // namespace
 
@@ -33,8 +35,8 @@ Content& BlockManagerHarness::memory(int pool, Side side, BlockId block, std::in
 Content BlockManagerHarness::read(int pool, Side side, BlockId block, std::int64_t offset) {
   const auto& state = BlockManagerPeek::state(manager_);
   for (const PendingCopy& copy : state.copies.waiting()) {
-    const bool is_target = state.group(copy.group).pool == pool && copy.dst.side == side &&
-                           copy.dst.block == block;
+    const bool is_target =
+        state.group(copy.group).pool == pool && copy.dst.side == side && copy.dst.block == block;
     if (is_target) return read(pool, copy.src.side, copy.src.block, offset);
   }
   for (const LateCopy& copy : late_) {
@@ -134,7 +136,8 @@ void BlockManagerHarness::write_slots(const Live& live, const std::vector<Conten
       const auto block = static_cast<BlockId>(slots[i] / config_.options.block_size);
       const PoolState& pool = state.pool_of(g);
       expect(block != kNullBlock, "the null block is written");
-      expect(state.num_table_refs(g, block) == 1 || state.is_cross(g), "shared block ", block, " is written");
+      expect(state.num_table_refs(g, block) == 1 || state.is_cross(g), "shared block ", block,
+             " is written");
       expect(!config_.options.prefix_cache || !pool.index.contains(block), "block ", block,
              " is written, but can be found");
       Content content = ++last_garbage_;
@@ -177,8 +180,8 @@ void BlockManagerHarness::check_step_arrays(const std::vector<SequenceId>& ids, 
   for (std::size_t s = 0; s < n; ++s) {
     const std::span<const BlockId> table = manager_.block_table(ids[s], group);
     const std::span row = std::span(padded).subspan(s * index_of(stride), index_of(stride));
-    const std::span list = std::span(indices).subspan(
-        index_of(begins[s]), index_of(begins[s + 1] - begins[s]));
+    const std::span list =
+        std::span(indices).subspan(index_of(begins[s]), index_of(begins[s + 1] - begins[s]));
     expect(std::ranges::equal(table, list), "indexed table differs");
     expect(std::ranges::equal(table, row.first(table.size())) && row.back() == kNullBlock,
            "padded table differs");
@@ -217,14 +220,14 @@ void BlockManagerHarness::check_tables() {
       expect_equal("table length", table.size(), sequence.tables[g].size());
       for (std::size_t i = 0; i < table.size(); ++i) {
         const int number = sequence.tables[g][i];
-        expect((table[i] == kNullBlock) == (number == 0), "sequence ", live.id,
-               ", group ", g, ", entry ", i, ": null block where it should not be, or not");
+        expect((table[i] == kNullBlock) == (number == 0), "sequence ", live.id, ", group ", g,
+               ", entry ", i, ": null block where it should not be, or not");
         if (number == 0) continue;
         const std::tuple key(pool, sequence.is_swapped, table[i]);
         const bool is_same = numbers.emplace(key, number).first->second == number &&
                              ids.emplace(number, table[i]).first->second == table[i];
-        expect(is_same, "sequence ", live.id, ", group ", g, ", entry ", i, ": block ",
-               table[i], " is shared where it should not be, or not where it should");
+        expect(is_same, "sequence ", live.id, ", group ", g, ", entry ", i, ": block ", table[i],
+               " is shared where it should not be, or not where it should");
         if (!sequence.is_swapped) number_of_[{pool, table[i]}] = number;
       }
     }
@@ -244,12 +247,12 @@ void BlockManagerHarness::check_contents(const Live& live) {
         is_cross ? (sequence.cross_is_stored ? sequence.num_cross : 0) : num_tokens;
     for (std::int64_t i = 0; i < length; ++i) {
       if (!is_cross && !naive_.is_needed(static_cast<int>(g), num_tokens, i / size)) continue;
-      const Content expected =
-          is_cross ? mix(sequence.cross, static_cast<Content>(i))
-                   : mix(sequence.contents[index_of(i)], static_cast<Content>(g));
+      const Content expected = is_cross
+                                   ? mix(sequence.cross, static_cast<Content>(i))
+                                   : mix(sequence.contents[index_of(i)], static_cast<Content>(g));
       const BlockId block = table[index_of(i / size)];
-      expect(read(group.pool, side, block, i % size) == expected, "sequence ", live.id,
-             ", group ", g, ", token ", i, ": block ", block, " does not hold its K and V");
+      expect(read(group.pool, side, block, i % size) == expected, "sequence ", live.id, ", group ",
+             g, ", token ", i, ": block ", block, " does not hold its K and V");
     }
   }
 }
@@ -288,7 +291,8 @@ void BlockManagerHarness::check_flights() {
     for (const auto& [pool, placed] : ticket.blocks) {
       const PoolState& blocks = state.pools[index_of(pool)];
       const BlockPool& side = placed.side == Side::kHost ? blocks.host : blocks.device;
-      expect(side.is_in_use(placed.block), "block ", placed.block, " is free while a copy of it runs");
+      expect(side.is_in_use(placed.block), "block ", placed.block,
+             " is free while a copy of it runs");
     }
   }
 }

@@ -73,7 +73,8 @@ TEST_P(LongRun, AgreesWithTheNaiveModel) {
   RecordProperty("seconds", std::to_string(seconds));
 }
 
-INSTANTIATE_TEST_SUITE_P(Configs, LongRun, testing::Range<std::size_t>(0, harness_configs().size()));
+INSTANTIATE_TEST_SUITE_P(Configs, LongRun,
+                         testing::Range<std::size_t>(0, harness_configs().size()));
 
 // The same operations give the same blocks.
 TEST(BlockManagerModel, IsDeterministic) {

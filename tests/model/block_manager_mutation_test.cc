@@ -60,8 +60,8 @@ class KvMutants : public testing::TestWithParam<NamedMutant> {
 
 TEST_P(KvMutants, IsCaught) {
   const Found found = search(100'000);
-  EXPECT_FALSE(found.check.empty()) << GetParam().name << " survived " << found.num_operations
-                                    << " operations";
+  EXPECT_FALSE(found.check.empty())
+      << GetParam().name << " survived " << found.num_operations << " operations";
   RecordProperty("operations", std::to_string(found.num_operations));
   RecordProperty("config", found.config);
   RecordProperty("check", found.check);

@@ -31,8 +31,7 @@ Content NaivePrompt::root() const {
 
 Content NaivePrompt::next(Content before, std::int64_t position, Token token) const {
   Content content = mix(before, static_cast<Content>(token));
-  const bool is_inside =
-      item && position >= item->first && position < item->first + item->count;
+  const bool is_inside = item && position >= item->first && position < item->first + item->count;
   if (is_inside) {
     content = mix(content, item_number(*item));
   }
@@ -214,7 +213,8 @@ NaiveBlocks::Match NaiveBlocks::match(const NaivePrompt& prompt, const AdmitOpti
   match.tails.resize(options_.groups.size());
   bool has_aligned = false;
   for (int g = 0; g < num_groups(); ++g) has_aligned |= !is_cross(g);
-  if (!options_.prefix_cache || !hashed || request.num_cross_tokens > 0 || !has_aligned) return match;
+  if (!options_.prefix_cache || !hashed || request.num_cross_tokens > 0 || !has_aligned)
+    return match;
 
   const int size = options_.block_size;
   std::vector<Content> contents;
@@ -284,7 +284,8 @@ AdmitStatus NaiveBlocks::status(const NaivePrompt& prompt, const AdmitOptions& r
           if (mask.chunk > 0) window = std::min(window, mask.chunk - 1);
           const std::int64_t chunk =
               request.max_chunk > 0 ? std::min(request.max_chunk, num_tokens) : num_tokens;
-          most = std::min(most, blocks_for(group(g).num_sink_tokens) + blocks_for(window + chunk) + 1);
+          most =
+              std::min(most, blocks_for(group(g).num_sink_tokens) + blocks_for(window + chunk) + 1);
         }
         more = std::min(more, most) + (match.num_tail_tokens > 0 ? 1 : 0);
       }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A naive block manager: what BlockManager promises, in the plainest data structures. Blocks have no
-// ids of a pool here, lists are searched from end to end, contents are compared as wholes.
+// A naive block manager: what BlockManager promises, in the plainest data structures. Blocks have
+// no ids of a pool here, lists are searched from end to end, contents are compared as wholes.
 //
 // It says how many blocks are free, which contents can be found, in which order they are evicted,
 // and which tables share a block. The harness holds the real manager to all of that.
@@ -117,7 +117,9 @@ class NaiveBlocks {
 
  private:
   template <class T>
-  static std::size_t at(T index) { return static_cast<std::size_t>(index); }
+  static std::size_t at(T index) {
+    return static_cast<std::size_t>(index);
+  }
   int num_groups() const { return static_cast<int>(options_.groups.size()); }
   const LayerGroup& group(int g) const { return options_.groups[at(g)]; }
   bool is_cross(int g) const { return group(g).alignment == Alignment::kUnaligned; }
@@ -144,7 +146,7 @@ class NaiveBlocks {
   std::vector<std::vector<int>> evictable_;  // [pools], oldest first
   std::vector<std::int64_t> usable_;
   std::vector<Copy> copies_;
-  std::size_t num_taken_ = 0;     // of copies_
+  std::size_t num_taken_ = 0;  // of copies_
   std::uint64_t last_serial_ = 0;
 };
 

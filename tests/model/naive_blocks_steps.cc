@@ -252,8 +252,8 @@ AdmitStatus NaiveBlocks::swap_in_status(const NaiveSequence& sequence) const {
     }
     const std::int64_t left = usable_[at(pool)] - held;
     if (left < 0) return AdmitStatus::kNever;
-    now &= num_available(pool) - needed >=
-           std::min(options_.pools[at(pool)].watermark_blocks, left);
+    now &=
+        num_available(pool) - needed >= std::min(options_.pools[at(pool)].watermark_blocks, left);
   }
   return now ? AdmitStatus::kNow : AdmitStatus::kLater;
 }
@@ -292,7 +292,9 @@ void NaiveBlocks::swap_in(NaiveSequence& sequence) {
   sequence.is_swapped = false;
 }
 
-void NaiveBlocks::take_copies() { num_taken_ = copies_.size(); }
+void NaiveBlocks::take_copies() {
+  num_taken_ = copies_.size();
+}
 
 void NaiveBlocks::complete_copies(std::size_t num_copies) {
   for (std::size_t i = 0; i < num_copies; ++i) {
