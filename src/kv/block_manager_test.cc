@@ -12,15 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "kv/block_manager_state.h"
+#include "kv/block_manager_peek.h"
 #include "quire/error.h"
 
 namespace quire {
-
-struct BlockManagerPeek {
-  static BlockManager::State& state(BlockManager& manager) { return *manager.state_; }
-};
-
 namespace {
 
 constexpr int kBlockSize = 4;

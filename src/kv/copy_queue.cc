@@ -46,7 +46,9 @@ CopyLists CopyQueue::take() {
   }
   taken.ticket = ++last_ticket_;
   taken.groups = spans_;
-  tickets_.push_back({.number = taken.ticket, .num_copies = copies_.size() - num_taken_});
+  if (taken.num_copies > 0) {
+    tickets_.push_back({.number = taken.ticket, .num_copies = copies_.size() - num_taken_});
+  }
   num_taken_ = copies_.size();
   return taken;
 }

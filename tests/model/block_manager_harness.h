@@ -14,18 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "kv/block_manager_state.h"
+#include "kv/block_manager_peek.h"
 #include "model/naive_blocks.h"
 #include "quire/block_manager.h"
-
-namespace quire {
-
-struct BlockManagerPeek {
-  static const BlockManager::State& state(const BlockManager& manager) { return *manager.state_; }
-  static BlockManager::State& state(BlockManager& manager) { return *manager.state_; }
-};
-
-}  // namespace quire
 
 namespace quire::test {
 
