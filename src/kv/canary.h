@@ -44,7 +44,7 @@ class KvCanary {
     std::vector<SequenceId> storers;    // [num_blocks * block_size]
   };
 
-  void watch(Side side, std::span<const KvCacheView> layers);
+  void watch(Side which, std::span<const KvCacheView> layers);
   std::uint64_t print_of(const Watched& watched, BlockId block, std::int64_t token) const;
   void copy_prints(Side from, Side to, std::span<const BlockCopy> copies);
   const Watched& side(Side which) const { return sides_[static_cast<std::size_t>(which)]; }
