@@ -107,7 +107,8 @@ void BM_validate_layer(benchmark::State& state) {
   new_kv.k = TensorView(memory, DType::kBF16, {64, 8, 128});
   new_kv.v = TensorView(memory, DType::kBF16, {64, 8, 128});
   const TensorView q(memory, DType::kBF16, {64, 32, 128});
-  const AttentionOutput output{MutableTensorView(memory, DType::kBF16, {64, 32, 128}), {}};
+  void* apart = reinterpret_cast<void*>(std::uintptr_t{1} << 55);
+  const AttentionOutput output{MutableTensorView(apart, DType::kBF16, {64, 32, 128}), {}};
   for (auto _ : state) {
     validate_append(spec, facts, new_kv, cache, Device{});
     validate_attend(spec, facts, {}, q, cache, output, Device{});
@@ -126,8 +127,10 @@ void BM_validate_copies(benchmark::State& state) {
   cache.num_kv_heads = 8;
   cache.head_dim = cache.value_dim = 128;
   const std::vector<KvCacheView> src(80, cache);
-  cache.k = reinterpret_cast<void*>(std::uintptr_t{3} << 50);
-  const std::vector<KvCacheView> dst(80, cache);
+  std::vector<KvCacheView> dst(80, cache);
+  for (std::uintptr_t i = 0; i < dst.size(); ++i) {
+    dst[i].k = reinterpret_cast<void*>((i + 3) << 50);
+  }
   std::vector<BlockCopy> copies(static_cast<std::size_t>(state.range(0)));
   for (std::size_t i = 0; i < copies.size(); ++i) {
     const auto block = static_cast<std::int64_t>(i) * 7919 % kNumBlocks;
