@@ -76,7 +76,8 @@ void BM_pool_evict_pairs(benchmark::State& state) {
   for (const BlockId block : held) pool.release_to_evictable(block);
   for (auto _ : state) {
     const BlockPool::Allocation allocation = pool.allocate();
-    benchmark::DoNotOptimize(allocation.evicted);
+    bool evicted = allocation.evicted;
+    benchmark::DoNotOptimize(evicted);
     pool.release_to_evictable(allocation.block);
   }
   state.SetItemsProcessed(state.iterations());
