@@ -37,27 +37,32 @@ def output(command, **options):
     return subprocess.run(command, capture_output=True, check=True, **options).stdout
 
 
-def cache_key(entry, settings):
-    """Names the text that clang-tidy sees: macros and comments included, folders left out."""
+def compile_command(entry):
+    """The compiler and its arguments, without a launcher before it and without the output."""
     arguments = shlex.split(entry["command"])
     compiler = next(i for i, word in enumerate(arguments) if word.endswith(("++", "cc", "clang")))
-    flags = arguments[compiler:]
-    at = flags.index("-o")
-    del flags[at : at + 2]
-    text = output([*flags, "-E", "-P", "-C", "-dD"], cwd=entry["directory"])
+    command = arguments[compiler:]
+    at = command.index("-o")
+    del command[at : at + 2]
+    return command
+
+
+def cache_key(entry, settings):
+    """Names the text that clang-tidy sees: macros and comments included, folders left out."""
+    text = output([*compile_command(entry), "-E", "-P", "-C", "-dD"], cwd=entry["directory"])
     return hashlib.sha256(settings + text).hexdigest()
 
 
-def check(entry, build_dir, settings):
+def check(entry, settings):
     """Returns (path, was it known to be clean, findings)."""
     path = pathlib.Path(entry["file"])
     clean = CACHE / cache_key(entry, settings)
     if clean.exists():
         clean.touch()
         return path, True, ""
-    command = ["clang-tidy", "--quiet", "-p", str(build_dir), str(path)]
-    command += ["--extra-arg=-Wno-unknown-warning-option"]
-    result = subprocess.run(command, capture_output=True, text=True)
+    flags = [word for word in compile_command(entry)[1:] if word not in ("-c", entry["file"])]
+    command = ["clang-tidy", "--quiet", str(path), "--", *flags, "-Wno-unknown-warning-option"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=entry["directory"])
     if result.returncode == 0:
         clean.touch()
         return path, False, ""
@@ -67,7 +72,10 @@ def check(entry, build_dir, settings):
 def main(build_dir):
     settings = output(["clang-tidy", "--version"]) + (ROOT / ".clang-tidy").read_bytes()
     entries = json.loads((build_dir / "compile_commands.json").read_text())
-    unique = {e["file"]: e for e in entries if is_checked(pathlib.Path(e["file"]))}
+    unique = {}  # the library's own entries come first; tests may compile a source once more
+    for entry in entries:
+        if is_checked(pathlib.Path(entry["file"])):
+            unique.setdefault(entry["file"], entry)
     CACHE.mkdir(parents=True, exist_ok=True)
     for old in CACHE.iterdir():
         if time.time() - old.stat().st_mtime > KEEP_SECONDS:
@@ -76,7 +84,7 @@ def main(build_dir):
     known = failed = 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for path, was_known, findings in pool.map(
-            lambda entry: check(entry, build_dir, settings), unique.values()
+            lambda entry: check(entry, settings), unique.values()
         ):
             known += was_known
             if findings:
