@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "scheduler/batch_builder.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "base/check.h"
+
+namespace quire {
+
+BatchView ScheduledBatch::view(int group) const {
+  require(group >= 0 && static_cast<std::size_t>(group) < groups_.size(), "group ", group,
+          " is not one of the ", groups_.size(), " groups");
+  const GroupArrays& arrays = groups_[static_cast<std::size_t>(group)];
+  BatchView view;
+  view.queries = QueryRanges::packed(query_begins_);
+  view.kv.lens = arrays.kv_lens;
+  view.kv.blocks = BlockTables::indexed(arrays.table_begins, arrays.indices);
+  view.kv.slots = arrays.slots;
+  return view;
+}
+
+BatchBuilder::BatchBuilder(const BatchLimits& limits, std::size_t num_groups) : limits_(limits) {
+  const auto max_tokens = static_cast<std::size_t>(limits.max_tokens);
+  const auto max_sequences = static_cast<std::size_t>(limits.max_sequences);
+  batch_.sequences_.reserve(max_sequences);
+  batch_.ids_.reserve(max_sequences);
+  batch_.tokens_.reserve(max_tokens);
+  batch_.positions_.reserve(max_tokens);
+  batch_.query_begins_.reserve(max_sequences + 1);
+  batch_.groups_.resize(num_groups);
+  for (ScheduledBatch::GroupArrays& arrays : batch_.groups_) {
+    arrays.kv_lens.reserve(max_sequences);
+    arrays.table_begins.reserve(max_sequences + 1);
+    arrays.slots.reserve(max_tokens);
+  }
+  clear();
+}
+
+void BatchBuilder::clear() {
+  batch_.sequences_.clear();
+  batch_.ids_.clear();
+  batch_.tokens_.clear();
+  batch_.positions_.clear();
+  batch_.query_begins_.assign(1, 0);
+  for (ScheduledBatch::GroupArrays& arrays : batch_.groups_) {
+    arrays.kv_lens.clear();
+    arrays.table_begins.assign(1, 0);
+    arrays.indices.clear();
+    arrays.slots.clear();
+  }
+  batch_.num_cross_rows_ = 0;
+  batch_.copies_.clear();
+  batch_.copy_ends_.clear();
+  batch_.group_copies_.clear();
+  batch_.stages_.clear();
+}
+
+void BatchBuilder::add(const RequestRecord& request, std::int64_t num_tokens) {
+  const std::int64_t first = request.num_computed;
+  batch_.sequences_.push_back({.request = request.id(),
+                               .sequence = request.sequence,
+                               .first_position = first,
+                               .first_row = batch_.num_tokens(),
+                               .num_tokens = num_tokens,
+                               .num_cross_rows = request.num_cross_rows(),
+                               .is_last_chunk = num_tokens == request.num_to_compute()});
+  batch_.ids_.push_back(request.sequence);
+  const RequestRecord::Runs runs = request.tokens(first, num_tokens);
+  batch_.tokens_.insert(batch_.tokens_.end(), runs.in_prompt.begin(), runs.in_prompt.end());
+  batch_.tokens_.insert(batch_.tokens_.end(), runs.behind.begin(), runs.behind.end());
+  for (std::int64_t i = 0; i < num_tokens; ++i) {
+    batch_.positions_.push_back(static_cast<std::int32_t>(first + i));
+  }
+  batch_.num_cross_rows_ += request.num_cross_rows();
+}
+
+void BatchBuilder::take_copies(BlockManager& manager) {
+  const CopyLists lists = manager.take_copies();
+  if (lists.num_copies > 0) {
+    for (const GroupCopies& group : lists.groups) {
+      std::array<std::size_t, 4> ends{};
+      std::size_t direction = 0;
+      for (const std::span<const BlockCopy> copies :
+           {group.on_device, group.to_host, group.to_device, group.on_host}) {
+        batch_.copies_.insert(batch_.copies_.end(), copies.begin(), copies.end());
+        ends[direction++] = batch_.copies_.size();
+      }
+      batch_.copy_ends_.push_back(ends);
+    }
+  }
+  manager.complete_copies(lists.ticket);
+}
+
+// Only now, because the copies may have moved while stages were added.
+void BatchBuilder::point_at_copies() {
+  const std::span<const BlockCopy> all = batch_.copies_;
+  std::size_t begin = 0;
+  const auto next = [&](std::size_t end) {
+    const std::span<const BlockCopy> copies = all.subspan(begin, end - begin);
+    begin = end;
+    return copies;
+  };
+  for (const std::array<std::size_t, 4>& ends : batch_.copy_ends_) {
+    GroupCopies group;
+    group.on_device = next(ends[0]);
+    group.to_host = next(ends[1]);
+    group.to_device = next(ends[2]);
+    group.on_host = next(ends[3]);
+    batch_.group_copies_.push_back(group);
+  }
+  const std::size_t num_groups = batch_.groups_.size();
+  for (std::size_t first = 0; first < batch_.group_copies_.size(); first += num_groups) {
+    batch_.stages_.push_back({std::span(batch_.group_copies_).subspan(first, num_groups)});
+  }
+}
+
+void BatchBuilder::write_group(const BlockManager& manager, int group) {
+  ScheduledBatch::GroupArrays& arrays = batch_.groups_[static_cast<std::size_t>(group)];
+  const std::size_t num_sequences = batch_.ids_.size();
+  const StepSizes sizes = manager.step_sizes(group, batch_.ids_);
+  arrays.kv_lens.resize(num_sequences);
+  arrays.table_begins.resize(num_sequences + 1);
+  arrays.indices.resize(static_cast<std::size_t>(sizes.num_blocks));
+  arrays.slots.resize(static_cast<std::size_t>(sizes.num_slots));
+  manager.write_step(group, batch_.ids_,
+                     {.query_begins = batch_.query_begins_,
+                      .kv_lens = arrays.kv_lens,
+                      .indices = arrays.indices,
+                      .begins = arrays.table_begins,
+                      .slots = arrays.slots});
+}
+
+void BatchBuilder::finish(BlockManager& manager) {
+  take_copies(manager);
+  point_at_copies();
+  batch_.query_begins_.resize(batch_.ids_.size() + 1);
+  for (std::size_t g = 0; g < batch_.groups_.size(); ++g) {
+    write_group(manager, static_cast<int>(g));
+  }
+}
+
+}  // namespace quire
