@@ -112,7 +112,7 @@ TEST_P(PreemptionWays, Swap) {
 }
 
 INSTANTIATE_TEST_SUITE_P(PrefixCache, PreemptionWays, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "on" : "off"; });
+                         [](const auto& way) { return way.param ? "on" : "off"; });
 
 // The blocks of a swap serve in the same step: the copies are a stage of their own, in order.
 TEST(Preemption, ASwapGivesItsBlocksInTheSameStep) {
