@@ -6,8 +6,8 @@
 // the tokens of the batch, takes the outputs, and chooses tokens between steps.
 //
 // Every layer belongs to a group: layers of one AttentionSpec, which share block tables and a plan.
-// Each group has a KvCache of its own, in the layout that the backend prefers, with as many blocks as
-// its pool (and as many on the host as the pool has there). Memory for batches is made once.
+// Each group has a KvCache of its own, in the layout that the backend prefers, with as many blocks
+// as its pool (and as many on the host as the pool has there). Memory for batches is made once.
 //
 // submit, cancel and num_unfinished may be called from any thread, everything else from one. A step
 // that throws because of what a callback did or gave is undone and can be repeated; after a broken
@@ -64,9 +64,9 @@ struct Qkv {
   TensorView v;  // [num_tokens, num_kv_heads, value_dim]; absent with v_in_k
 };
 
-// Called once per layer and step, in the order of the layers: the output of a layer has been written
-// (or is on its way on the stream) when the next one is asked for. They must not call the engine,
-// but for submit and cancel.
+// Called once per layer and step, in the order of the layers: the output of a layer has been
+// written (or is on its way on the stream) when the next one is asked for. They must not call the
+// engine, but for submit and cancel.
 using QkvSource = std::function<Qkv(int layer, const ScheduledBatch& batch)>;
 using OutputSink = std::function<AttentionOutput(int layer)>;
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A request as the caller sees it: what goes in, what a step reports, and how it ends.
 //
-// A request is waiting, running, or preempted and waiting again, until it ends exactly once, for one
-// of the reasons below. Its tokens are its prompt and what the caller has added to it: sampling is
-// the caller's, so a step names the requests whose next token can be chosen now.
+// A request is waiting, running, or preempted and waiting again, until it ends exactly once, for
+// one of the reasons below. Its tokens are its prompt and what the caller has added to it: sampling
+// is the caller's, so a step names the requests whose next token can be chosen now.
 #pragma once
 
 #include <chrono>
@@ -36,11 +36,11 @@ struct Request {
 };
 
 enum class FinishReason : std::uint8_t {
-  kLength,     // has all its tokens
-  kStopped,    // the caller said so
+  kLength,   // has all its tokens
+  kStopped,  // the caller said so
   kCancelled,
   kDeadline,
-  kTooLarge,   // prompt and new tokens do not fit, not even alone
+  kTooLarge,  // prompt and new tokens do not fit, not even alone
 };
 inline constexpr int kNumFinishReasons = 5;
 

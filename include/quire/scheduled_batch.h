@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The work of one step: which tokens of which requests, where their K and V go, and the block copies
-// that come first.
+// The work of one step: which tokens of which requests, where their K and V go, and the block
+// copies that come first.
 //
 // Owns the arrays that its views point into. The Scheduler fills the same batch again in the next
 // schedule(), so that steps of sizes seen before allocate nothing; until then it does not change.
@@ -46,7 +46,7 @@ class QUIRE_API ScheduledBatch {
   std::int64_t num_cross_rows() const noexcept { return num_cross_rows_; }
 
   std::span<const ScheduledSequence> sequences() const noexcept { return sequences_; }
-  std::span<const Token> tokens() const noexcept { return tokens_; }             // [num_tokens]
+  std::span<const Token> tokens() const noexcept { return tokens_; }               // [num_tokens]
   std::span<const std::int32_t> positions() const noexcept { return positions_; }  // [num_tokens]
 
   // To be run in this order before anything of the step is stored.

@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who runs in the next step: continuous batching over a BlockManager.
 //
-//   const RequestId id = scheduler.submit({.prompt = prompt, .max_new_tokens = 100});  // any thread
-//   const ScheduledBatch& batch = scheduler.schedule(manager);
+//   const RequestId id = scheduler.submit({.prompt = prompt, .max_new_tokens = 100});  // any
+//   thread const ScheduledBatch& batch = scheduler.schedule(manager);
 //   ... run batch.copies(), then compute ...
 //   for (const ReadyRequest& ready : scheduler.commit(batch).ready)
 //     scheduler.extend(ready.id, choose_token(ready.row));
 //
 // Rank. Requests stand in one strict order, which never changes: by priority * aging_steps + the
 // step in which they came, then by submission. So a request rises by one class, compared with those
-// that come later, every aging_steps steps, and only those that come before it has risen above their
-// class ever pass it: none starves. Memory goes by rank alone. Whoever lacks blocks takes them from
-// the lowest in rank below it; whoever has nobody below it waits. So the first in rank always runs.
+// that come later, every aging_steps steps, and only those that come before it has risen above
+// their class ever pass it: none starves. Memory goes by rank alone. Whoever lacks blocks takes
+// them from the lowest in rank below it; whoever has nobody below it waits. So the first in rank
+// always runs.
 //
 // A step. Running requests first: each that decodes gets its token; prefill gets what the budget
-// leaves, in chunks, by rank. Then the waiting ones by rank, as long as they fit above the watermark
-// beside all that is still to be computed of the running ones; the first that does not fit stops
-// the others. After a preemption nobody is admitted in that step.
+// leaves, in chunks, by rank. Then the waiting ones by rank, as long as they fit above the
+// watermark beside all that is still to be computed of the running ones; the first that does not
+// fit stops the others. After a preemption nobody is admitted in that step.
 //
-// Preemption, by the cheapest way that gives the blocks (PreemptionOptions): the end of the sequence
-// is cut off and computed again later (partial release), all of it moves to the host and back
-// (swap), or all of it is given up (recompute; the prefix cache may still have it).
+// Preemption, by the cheapest way that gives the blocks (PreemptionOptions): the end of the
+// sequence is cut off and computed again later (partial release), all of it moves to the host and
+// back (swap), or all of it is given up (recompute; the prefix cache may still have it).
 //
 // The same calls give the same batches. submit, cancel and num_unfinished may be called from any
 // thread; everything else belongs to one thread. Expected outcomes are values; misuse throws
@@ -65,13 +66,13 @@ struct PrefixOptions {
 };
 
 struct SchedulerOptions {
-  std::int64_t max_tokens = 2048;       // in a step; at least max_sequences
-  std::int64_t max_sequences = 256;     // in a step, and running
-  std::int64_t max_chunk = 0;           // tokens of one request in a step; 0: max_tokens
-  std::int64_t max_cross_tokens = 0;    // rows of encoders in a step; 0: max_tokens
-  std::int64_t max_length = 0;          // prompt and new tokens of one request; 0: no limit
-  std::int64_t max_total_length = 0;    // of all that run; 0: no limit
-  int aging_steps = 256;                // 0: priorities are absolute and may starve
+  std::int64_t max_tokens = 2048;     // in a step; at least max_sequences
+  std::int64_t max_sequences = 256;   // in a step, and running
+  std::int64_t max_chunk = 0;         // tokens of one request in a step; 0: max_tokens
+  std::int64_t max_cross_tokens = 0;  // rows of encoders in a step; 0: max_tokens
+  std::int64_t max_length = 0;        // prompt and new tokens of one request; 0: no limit
+  std::int64_t max_total_length = 0;  // of all that run; 0: no limit
+  int aging_steps = 256;              // 0: priorities are absolute and may starve
   PrefixOptions prefix{};
   PreemptionOptions preemption{};
   std::function<std::chrono::nanoseconds()> clock{};  // of deadlines; none: the steady clock
@@ -82,15 +83,15 @@ struct SchedulerStats {
   std::int64_t num_steps = 0;
   std::int64_t num_submitted = 0;  // that a step has seen, forks included
   std::array<std::int64_t, kNumFinishReasons> num_finished{};  // by FinishReason
-  std::int64_t num_tokens = 0;         // computed, those computed again included
-  std::int64_t num_lost_tokens = 0;    // given up by preemption
-  std::int64_t num_recomputes = 0;     // preemptions by kind
+  std::int64_t num_tokens = 0;       // computed, those computed again included
+  std::int64_t num_lost_tokens = 0;  // given up by preemption
+  std::int64_t num_recomputes = 0;   // preemptions by kind
   std::int64_t num_partial_releases = 0;
   std::int64_t num_swaps = 0;
 
   std::int64_t num_waiting = 0;  // without blocks
   std::int64_t num_running = 0;
-  std::int64_t num_paused = 0;   // preempted, with the beginning of their blocks
+  std::int64_t num_paused = 0;  // preempted, with the beginning of their blocks
   std::int64_t num_swapped = 0;
 
   std::int64_t num_preemptions() const noexcept {
@@ -113,9 +114,9 @@ class QUIRE_API Scheduler {
   // Any thread: submitted and not yet ended.
   std::int64_t num_unfinished() const;
 
-  // The work of the next step, with slots in the manager for all its tokens. The manager must be the
-  // same in all calls, outlive the scheduler, and serve nobody else.
-  // REQUIRES: the last batch has been committed or abandoned.
+  // The work of the next step, with slots in the manager for all its tokens. The manager must be
+  // the same in all calls, outlive the scheduler, and serve nobody else. REQUIRES: the last batch
+  // has been committed or abandoned.
   const ScheduledBatch& schedule(BlockManager& manager);
   // The batch has been computed (or is empty): its blocks can be shared from now on.
   StepResult commit(const ScheduledBatch& batch);
@@ -135,7 +136,8 @@ class QUIRE_API Scheduler {
 
   const SchedulerOptions& options() const noexcept;
   SchedulerStats stats() const;
-  // Throws Error(kInternal) naming the request that is in a wrong list or out of step with the manager.
+  // Throws Error(kInternal) naming the request that is in a wrong list or out of step with the
+  // manager.
   void validate() const;
 
  private:

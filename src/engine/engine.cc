@@ -157,8 +157,8 @@ void Engine::require_no_device_error() {
   }
 }
 
-// Called while an exception is handled. What a callback did wrong leaves a step that can be repeated;
-// anything else may leave blocks of unknown content.
+// Called while an exception is handled. What a callback did wrong leaves a step that can be
+// repeated; anything else may leave blocks of unknown content.
 void Engine::undo_step() noexcept {
   if (broken_by_ != nullptr) return;
   const ScheduledBatch* batch = std::exchange(computing_, nullptr);

@@ -119,8 +119,9 @@ class EngineFixture {
   }
 
   void step_without_tokens() {
-    result = engine.step([this](int layer, const ScheduledBatch& batch) { return qkv(layer, batch); },
-                         [this](int layer) { return output(layer); });
+    result =
+        engine.step([this](int layer, const ScheduledBatch& batch) { return qkv(layer, batch); },
+                    [this](int layer) { return output(layer); });
     for (std::size_t layer = 0; layer < options_.layers.size() && result.num_tokens > 0; ++layer) {
       compare(static_cast<int>(layer));
     }
@@ -219,8 +220,8 @@ class EngineFixture {
     std::vector<float>& out = outputs_[static_cast<std::size_t>(layer)];
     out.assign(static_cast<std::size_t>(num_tokens_ * spec.num_q_heads * spec.value_dim), NAN);
     AttentionOutput where;
-    where.out = MutableTensorView(out.data(), DType::kF32,
-                                  {num_tokens_, spec.num_q_heads, spec.value_dim});
+    where.out =
+        MutableTensorView(out.data(), DType::kF32, {num_tokens_, spec.num_q_heads, spec.value_dim});
     return where;
   }
 

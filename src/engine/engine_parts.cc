@@ -43,8 +43,8 @@ std::int64_t capacity(const EngineOptions& options) {
   std::int64_t num_tokens = kMaxLength;
   for (const EngineGroup& group : options.groups) {
     const Mask& mask = group.spec.mask;
-    const bool grows = group.spec.alignment == Alignment::kAligned && mask.window_left < 0 &&
-                       mask.chunk == 0;
+    const bool grows =
+        group.spec.alignment == Alignment::kAligned && mask.window_left < 0 && mask.chunk == 0;
     if (!grows) continue;
     const BlockPoolOptions& pool = options.blocks.pools.at(static_cast<std::size_t>(group.pool));
     num_tokens = std::min(num_tokens, (pool.num_blocks - 1) * options.blocks.block_size);

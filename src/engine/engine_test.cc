@@ -35,8 +35,8 @@ class EngineOn : public ::testing::TestWithParam<std::string> {
  protected:
   static constexpr PreemptionOptions kRecompute{.allow_partial = false, .allow_swap = false};
   static constexpr PreemptionOptions kPartial{.allow_partial = true, .allow_swap = false};
-  static constexpr PreemptionOptions kSwap{.allow_partial = false, .allow_swap = true,
-                                           .byte_seconds = 0};
+  static constexpr PreemptionOptions kSwap{
+      .allow_partial = false, .allow_swap = true, .byte_seconds = 0};
 
   // Six requests that outgrow the cache together.
   static SchedulerStats run_tight(EngineOptions options, const PreemptionOptions& preemption) {

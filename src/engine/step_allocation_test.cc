@@ -25,8 +25,12 @@ std::atomic<long> num_allocations{0};
   if (data == nullptr) throw std::bad_alloc();
   return data;
 }
-[[gnu::noinline]] void operator delete(void* data) noexcept { std::free(data); }
-[[gnu::noinline]] void operator delete(void* data, std::size_t) noexcept { std::free(data); }
+[[gnu::noinline]] void operator delete(void* data) noexcept {
+  std::free(data);
+}
+[[gnu::noinline]] void operator delete(void* data, std::size_t) noexcept {
+  std::free(data);
+}
 
 namespace quire {
 namespace {

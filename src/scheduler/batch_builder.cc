@@ -45,13 +45,6 @@ void BatchBuilder::clear() {
   batch_.ids_.clear();
   batch_.tokens_.clear();
   batch_.positions_.clear();
-  batch_.query_begins_.assign(1, 0);
-  for (ScheduledBatch::GroupArrays& arrays : batch_.groups_) {
-    arrays.kv_lens.clear();
-    arrays.table_begins.assign(1, 0);
-    arrays.indices.clear();
-    arrays.slots.clear();
-  }
   batch_.num_cross_rows_ = 0;
   batch_.copies_.clear();
   batch_.copy_ends_.clear();
@@ -122,6 +115,7 @@ void BatchBuilder::write_group(const BlockManager& manager, int group) {
   ScheduledBatch::GroupArrays& arrays = batch_.groups_[static_cast<std::size_t>(group)];
   const std::size_t num_sequences = batch_.ids_.size();
   const StepSizes sizes = manager.step_sizes(group, batch_.ids_);
+  // Not cleared before: from an empty vector resize grows to the exact size, each time anew.
   arrays.kv_lens.resize(num_sequences);
   arrays.table_begins.resize(num_sequences + 1);
   arrays.indices.resize(static_cast<std::size_t>(sizes.num_blocks));

@@ -2,8 +2,8 @@
 // Fills a ScheduledBatch: sequences one by one, copies in stages, arrays at the end.
 //
 // The copies of a stage count as done as soon as they are taken: whoever runs the batch runs the
-// stages in order and before everything else, on the stream on which all work on blocks runs. So the
-// blocks that a swap gives back can be used in the same step.
+// stages in order and before everything else, on the stream on which all work on blocks runs. So
+// the blocks that a swap gives back can be used in the same step.
 #pragma once
 
 #include <cstddef>

@@ -22,15 +22,17 @@ constexpr PreemptionOptions kSwapOnly{.allow_partial = false, .allow_swap = true
 
 // What a tail of so many tokens costs grows with what stands before it.
 TEST(Preemption, CostsAreTheDocumentedSums) {
-  const PreemptionOptions costs{.token_seconds = 2, .key_seconds = 1, .byte_seconds = 0.5,
-                                .token_bytes = 8};
+  const PreemptionOptions costs{
+      .token_seconds = 2, .key_seconds = 1, .byte_seconds = 0.5, .token_bytes = 8};
   EXPECT_DOUBLE_EQ(recompute_seconds(costs, 0, 10), 20 + 50);
   EXPECT_DOUBLE_EQ(recompute_seconds(costs, 6, 10), 8 + 50 - 18);
   EXPECT_DOUBLE_EQ(swap_seconds(costs, 10), 2 * 0.5 * 8 * 10);
 }
 
 TEST(Preemption, TheCheapestPossibleWay) {
-  const PreemptionOptions costs{.token_seconds = 1, .key_seconds = 0, .byte_seconds = 1,
+  const PreemptionOptions costs{.token_seconds = 1,
+                                .key_seconds = 0,
+                                .byte_seconds = 1,
                                 .token_bytes = 1};  // swap costs 2 per token of the whole
   const auto choose = [&](std::int64_t num_computed, std::int64_t num_to_cut, bool can_swap) {
     return choose_preemption(costs, {num_computed, num_to_cut, can_swap});

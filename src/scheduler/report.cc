@@ -21,7 +21,9 @@ SchedulerStats Scheduler::stats() const {
   return stats;
 }
 
-void Scheduler::validate() const { state_->validate(); }
+void Scheduler::validate() const {
+  state_->validate();
+}
 
 void Scheduler::State::validate_request(RequestIndex index) const {
   using In = RequestRecord::Status;

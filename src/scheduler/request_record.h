@@ -78,8 +78,9 @@ struct RequestRecord {
     }
     if (count > in_prompt) {
       const std::int64_t begin = first + in_prompt - prompt.num_tokens() + num_in_prompt;
-      runs.behind = std::span(new_tokens).subspan(static_cast<std::size_t>(begin),
-                                                  static_cast<std::size_t>(count - in_prompt));
+      runs.behind = std::span(new_tokens)
+                        .subspan(static_cast<std::size_t>(begin),
+                                 static_cast<std::size_t>(count - in_prompt));
     }
     return runs;
   }

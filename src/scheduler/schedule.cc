@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The making of a batch: running requests go on, others give up blocks for them, waiting ones start.
+// The making of a batch: running requests go on, others give up blocks for them, waiting ones
+// start.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -71,8 +72,8 @@ void Scheduler::State::continue_running() {
   for (std::size_t i = 0; i < running.size(); ++i) {  // preemption may shorten it, at its end
     RequestRecord& request = record(running[i]);
     num_decodes -= is_decode(request);
-    const std::int64_t num_tokens = std::min({request.num_to_compute(), options.max_chunk,
-                                              builder.num_tokens_left() - num_decodes});
+    const std::int64_t num_tokens = std::min(
+        {request.num_to_compute(), options.max_chunk, builder.num_tokens_left() - num_decodes});
     if (num_tokens <= 0 || !builder.has_room_for_cross(request.num_cross_rows())) continue;
     if (append_or_preempt(request, num_tokens)) add_to_batch(request, num_tokens);
   }
@@ -121,7 +122,8 @@ std::int64_t Scheduler::State::num_entries_missing(const RequestRecord& request,
 void Scheduler::State::preempt(RequestIndex index, std::int64_t num_entries) {
   RequestRecord& request = record(index);
   const std::int64_t num_kept =
-      std::max<std::int64_t>(round_up(request.num_computed, block_size) / block_size - num_entries, 0) *
+      std::max<std::int64_t>(round_up(request.num_computed, block_size) / block_size - num_entries,
+                             0) *
       block_size;
   const PreemptionKind kind = choose_preemption(
       options.preemption,
@@ -217,8 +219,8 @@ bool Scheduler::State::waits_for_shared(const RequestRecord& request,
   return std::ranges::any_of(running, [&](RequestIndex index) {
     const RequestRecord& other = records[index];
     return other.num_scheduled > 0 && other.prompt.is_hashed() &&
-           other.num_computed < (block + 1) * block_size && block < other.prompt.num_full_blocks() &&
-           other.prompt.key(block) == key;
+           other.num_computed < (block + 1) * block_size &&
+           block < other.prompt.num_full_blocks() && other.prompt.key(block) == key;
   });
 }
 

@@ -19,6 +19,8 @@ namespace quire {
 namespace {
 
 constexpr std::int64_t kMaxLength = std::numeric_limits<std::int32_t>::max();
+// New tokens of a request for which memory is taken when it comes: 128 KiB at most.
+constexpr std::int64_t kMaxReservedTokens = 32768;
 
 void require_positive(const char* name, std::int64_t value) {
   require(value >= 1 && value <= kMaxLength, name, " must be between 1 and ", kMaxLength, ", is ",
@@ -107,9 +109,15 @@ Scheduler::~Scheduler() = default;
 Scheduler::Scheduler(Scheduler&&) noexcept = default;
 Scheduler& Scheduler::operator=(Scheduler&&) noexcept = default;
 
-const SchedulerOptions& Scheduler::options() const noexcept { return state_->options; }
-std::int64_t Scheduler::num_unfinished() const { return state_->inbox.num_unfinished(); }
-void Scheduler::cancel(RequestId id) { state_->inbox.cancel(id); }
+const SchedulerOptions& Scheduler::options() const noexcept {
+  return state_->options;
+}
+std::int64_t Scheduler::num_unfinished() const {
+  return state_->inbox.num_unfinished();
+}
+void Scheduler::cancel(RequestId id) {
+  state_->inbox.cancel(id);
+}
 
 RequestId Scheduler::submit(Request request) {
   const std::int64_t length = request.prompt.num_tokens();
@@ -120,8 +128,7 @@ RequestId Scheduler::submit(Request request) {
           "max_new_tokens must be between 0 and ", kMaxLength - length, ", is ",
           request.max_new_tokens);
   require(request.num_cross_tokens >= 0 && request.num_cross_tokens <= kMaxLength,
-          "num_cross_tokens must be between 0 and ", kMaxLength, ", is ",
-          request.num_cross_tokens);
+          "num_cross_tokens must be between 0 and ", kMaxLength, ", is ", request.num_cross_tokens);
   require(state_->has_cross_group || request.num_cross_tokens == 0,
           "there is no group for cross-attention, but num_cross_tokens is ",
           request.num_cross_tokens);
@@ -162,8 +169,8 @@ void Scheduler::State::accept(Submission& submission) {
   made.max_new_tokens = request.max_new_tokens;
   made.num_cross_tokens = request.num_cross_tokens;
   made.deadline = request.deadline;
-  made.new_tokens.reserve(static_cast<std::size_t>(
-      std::min<std::int64_t>(request.max_new_tokens, options.max_tokens)));
+  made.new_tokens.reserve(
+      static_cast<std::size_t>(std::min(request.max_new_tokens, kMaxReservedTokens)));
   by_id.emplace(submission.id.value, index);
   add_deadline(made);
   free_records.pop_back();

@@ -30,7 +30,7 @@ struct Scheduler::State {
   bool has_cross_group = false;
   std::vector<std::int64_t> num_groups_of;  // [num_pools] that grow with the tokens
   std::int64_t watermark_tokens = 0;        // the largest watermark of all pools
-  BlockManager* manager = nullptr;    // of the first schedule()
+  BlockManager* manager = nullptr;          // of the first schedule()
   Inbox inbox;
 
   std::deque<RequestRecord> records;
@@ -38,7 +38,7 @@ struct Scheduler::State {
   std::unordered_map<std::uint64_t, RequestIndex> by_id;  // not ended
   RankedList running;
   RankedList waiting;
-  RankedList paused;  // of waiting
+  RankedList paused;                // of waiting
   std::int64_t running_length = 0;  // sum of final_length() of running
 
   struct Deadline {
@@ -50,8 +50,8 @@ struct Scheduler::State {
 
   BatchBuilder builder;
   bool is_in_flight = false;
-  bool has_preempted = false;         // in this step
-  std::int64_t num_outstanding = 0;   // tokens that running requests have still to compute
+  bool has_preempted = false;           // in this step
+  std::int64_t num_outstanding = 0;     // tokens that running requests have still to compute
   std::vector<Submission> submissions;  // scratch
   std::vector<RequestId> cancels;       // scratch
   std::vector<ReadyRequest> ready;

@@ -62,7 +62,8 @@ TEST(Scheduler, TheBatchHoldsTokensPositionsTablesAndSlots) {
   const BlockManagerOptions blocks = one_group(8);
   BlockManager manager(blocks);
   Scheduler scheduler({.max_tokens = 16, .max_sequences = 2}, blocks);
-  const RequestId id = scheduler.submit({.prompt = Prompt(token_run(7, 6), 4), .max_new_tokens = 3});
+  const RequestId id =
+      scheduler.submit({.prompt = Prompt(token_run(7, 6), 4), .max_new_tokens = 3});
   const ScheduledBatch& prefill = scheduler.schedule(manager);
   EXPECT_EQ(std::vector<Token>(prefill.tokens().begin(), prefill.tokens().end()), token_run(7, 6));
   EXPECT_EQ(std::vector<std::int32_t>(prefill.positions().begin(), prefill.positions().end()),
@@ -305,8 +306,8 @@ TEST(Scheduler, PrefixOrderTakesTheCachedFirstWithinAClass) {
 
 TEST(Scheduler, WhoCanShareABlockUnderWayWaitsForIt) {
   const auto num_computed = [](bool wait) {
-    SchedulerFixture f(
-        {.max_tokens = 64, .max_sequences = 8, .prefix = {.wait_for_shared = wait}}, one_group(64));
+    SchedulerFixture f({.max_tokens = 64, .max_sequences = 8, .prefix = {.wait_for_shared = wait}},
+                       one_group(64));
     for (int i = 0; i < 4; ++i) {
       std::vector<Token> tokens = token_run(0, 12);
       tokens.push_back(100 + i);
@@ -342,10 +343,10 @@ TEST(Scheduler, MisuseIsRefusedAndNamesTheRequest) {
   SchedulerFixture f({.max_tokens = 8, .max_sequences = 2}, one_group(16));
   EXPECT_THROW(f.scheduler.submit({}), Error);
   EXPECT_THROW(f.scheduler.submit({.prompt = Prompt(token_run(0, 4), 8)}), Error);
-  EXPECT_THROW(
-      f.scheduler.submit({.prompt = Prompt(token_run(0, 4), 4), .max_new_tokens = -1}), Error);
-  EXPECT_THROW(
-      f.scheduler.submit({.prompt = Prompt(token_run(0, 4), 4), .num_cross_tokens = 1}), Error);
+  EXPECT_THROW(f.scheduler.submit({.prompt = Prompt(token_run(0, 4), 4), .max_new_tokens = -1}),
+               Error);
+  EXPECT_THROW(f.scheduler.submit({.prompt = Prompt(token_run(0, 4), 4), .num_cross_tokens = 1}),
+               Error);
   EXPECT_THROW(f.scheduler.cancel({99}), Error);
   const RequestId id = f.submit(token_run(0, 12), 2);
   EXPECT_THROW(f.scheduler.extend(id, 1), Error);  // no step has seen it
