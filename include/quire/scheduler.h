@@ -17,7 +17,8 @@
 // A step. Running requests first: each that decodes gets its token; prefill gets what the budget
 // leaves, in chunks, by rank. Then the waiting ones by rank, as long as they fit above the
 // watermark beside all that is still to be computed of the running ones; the first that does not
-// fit stops the others. After a preemption nobody is admitted in that step.
+// fit stops the others. After a preemption nobody is admitted in that step, unless it would
+// be empty.
 //
 // Preemption, by the cheapest way that gives the blocks (PreemptionOptions): the end of the
 // sequence is cut off and computed again later (partial release), all of it moves to the host and

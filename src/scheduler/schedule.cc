@@ -34,7 +34,7 @@ const ScheduledBatch& Scheduler::schedule(BlockManager& manager) {
   state.manager = &manager;
   state.begin_step();
   state.continue_running();
-  if (!state.has_preempted) state.admit_waiting();
+  if (!state.has_preempted || state.builder.batch().empty()) state.admit_waiting();
   state.builder.finish(manager);
   state.is_in_flight = true;
   return state.builder.batch();
@@ -84,7 +84,7 @@ void Scheduler::State::add_to_batch(RequestRecord& request, std::int64_t num_tok
   builder.add(request, num_tokens);
 }
 
-// Those below `request` have not been scheduled yet: batches are filled by rank.
+// REQUIRES: nobody below `request` is in the batch yet.
 bool Scheduler::State::append_or_preempt(const RequestRecord& request, std::int64_t num_tokens) {
   while (!manager->append(request.sequence, num_tokens)) {
     const std::optional<RequestIndex> victim = last_holder_below(request, Holders::kAll);
@@ -101,8 +101,8 @@ std::optional<RequestIndex> Scheduler::State::last_holder_below(const RequestRec
     if (list.empty() || records[list.back()].rank <= request.rank) return;
     if (!last || records[*last].rank < records[list.back()].rank) last = list.back();
   };
-  offer(paused);
-  if (who == Holders::kAll) offer(running);
+  if (who != Holders::kRunning) offer(paused);
+  if (who != Holders::kPaused) offer(running);
   return last;
 }
 
@@ -153,59 +153,61 @@ void Scheduler::State::preempt(RequestIndex index, std::int64_t num_entries) {
 }
 
 void Scheduler::State::admit_waiting() {
-  num_outstanding = 0;
-  for (const RequestIndex index : running) {
-    const RequestRecord& request = records[index];
-    num_outstanding += round_up(request.num_to_compute() - request.num_scheduled, block_size);
-  }
   while (builder.num_tokens_left() > 0) {
-    const std::optional<RequestIndex> next = choose_waiting();
+    const std::optional<Choice> next = choose_waiting();
     if (!next) return;
-    const Start outcome = start_by_force(*next);
-    if (outcome == Start::kBlocked || outcome == Start::kFull || has_preempted) return;
+    const bool is_done = next->best != next->first && start(next->best) == Start::kDone;
+    if (!is_done && start_by_force(next->first) != Start::kDone) return;
+    if (has_preempted) return;
   }
 }
 
-// Those below that hold blocks without running must give them up; if nothing at all runs in this
-// step, everybody below must.
+// Those below that hold blocks without running must give them up. If nothing at all runs in this
+// step, everybody below must, and make room among the running too.
 Scheduler::State::Start Scheduler::State::start_by_force(RequestIndex index) {
   Start outcome = start(index);
-  while (outcome == Start::kBlocked) {
-    const Holders who = builder.batch().empty() ? Holders::kAll : Holders::kPaused;
+  while (outcome != Start::kDone) {
+    const bool is_idle = builder.batch().empty();
+    if (outcome == Start::kFull && !is_idle) break;
+    const Holders who = outcome == Start::kFull ? Holders::kRunning
+                        : is_idle               ? Holders::kAll
+                                                : Holders::kPaused;
     const std::optional<RequestIndex> victim = last_holder_below(record(index), who);
     if (!victim) break;
-    preempt(*victim, kMaxLength);
+    preempt(*victim, outcome == Start::kFull ? 0 : kMaxLength);
     outcome = start(index);
   }
   return outcome;
 }
 
-// The first by rank, or of the first few the one with the most cached tokens.
-std::optional<RequestIndex> Scheduler::State::choose_waiting() {
+// The first by rank, and of the first few the one with the most cached tokens.
+std::optional<Scheduler::State::Choice> Scheduler::State::choose_waiting() {
   const PrefixOptions& prefix = options.prefix;
-  std::optional<RequestIndex> best;
-  std::int64_t best_cached = -1;
-  std::int64_t last_key = std::numeric_limits<std::int64_t>::max();
+  std::optional<Choice> choice;
+  std::int64_t best_cached = 0;
+  std::int64_t last_key = 0;
   int num_lookups = 0;
   int num_candidates = 0;
   for (const RequestIndex index : waiting) {
     const RequestRecord& request = records[index];
     if (request.needs_token) continue;
-    if (prefix.window == 1 && !prefix.wait_for_shared) return index;
-    if (request.rank.key > last_key || num_lookups == kMaxLookups) break;
-    ++num_lookups;
+    if (prefix.window == 1 && !prefix.wait_for_shared) return Choice{index, index};
+    if (++num_lookups > kMaxLookups || (choice && request.rank.key > last_key)) break;
     const bool is_new = request.status == RequestRecord::Status::kWaiting;
     const std::int64_t num_cached =
         is_new ? manager->num_cached_tokens(request.prompt) : request.num_computed;
     if (is_new && prefix.wait_for_shared && waits_for_shared(request, num_cached)) continue;
-    if (!best) last_key = request.rank.key + std::max(options.aging_steps - 1, 0);
-    if (num_cached > best_cached) {
-      best = index;
+    if (!choice) {
+      choice = Choice{index, index};
+      best_cached = num_cached;
+      last_key = request.rank.key + std::max(options.aging_steps - 1, 0);
+    } else if (num_cached > best_cached) {
+      choice->best = index;
       best_cached = num_cached;
     }
     if (++num_candidates == prefix.window) break;
   }
-  return best;
+  return choice;
 }
 
 // Is the next block that it misses about to be computed for somebody else?
@@ -240,7 +242,7 @@ Scheduler::State::Start Scheduler::State::start(RequestIndex index) {
       return Start::kBlocked;
     }
     end(index, FinishReason::kTooLarge);
-    return Start::kEnded;
+    return Start::kDone;
   }
   if (request.status == RequestRecord::Status::kPaused && !start_paused(request)) {
     return Start::kBlocked;
@@ -249,9 +251,20 @@ Scheduler::State::Start Scheduler::State::start(RequestIndex index) {
   enter_running(index);
   const std::int64_t num_tokens =
       std::min({request.num_to_compute(), options.max_chunk, builder.num_tokens_left()});
-  if (manager->append(request.sequence, num_tokens)) add_to_batch(request, num_tokens);
-  num_outstanding += round_up(request.num_to_compute() - request.num_scheduled, block_size);
-  return Start::kStarted;
+  const bool has_slots = builder.batch().empty() ? append_or_preempt(request, num_tokens)
+                                                 : manager->append(request.sequence, num_tokens);
+  if (has_slots) add_to_batch(request, num_tokens);
+  return Start::kDone;
+}
+
+// Tokens that running requests have still to compute after this step, in whole blocks.
+std::int64_t Scheduler::State::num_outstanding() const {
+  std::int64_t num_tokens = 0;
+  for (const RequestIndex index : running) {
+    const RequestRecord& request = records[index];
+    num_tokens += round_up(request.num_to_compute() - request.num_scheduled, block_size);
+  }
+  return num_tokens;
 }
 
 // Room for the next token, if there is one, and for num_beside tokens of others.
@@ -266,7 +279,7 @@ AdmitOptions Scheduler::State::admit_options(const RequestRecord& request,
 bool Scheduler::State::start_new(RequestRecord& request) {
   fold_tokens(request);
   const std::optional<Admission> admission =
-      manager->admit(request.prompt, admit_options(request, num_outstanding));
+      manager->admit(request.prompt, admit_options(request, num_outstanding()));
   if (!admission) return false;
   request.sequence = admission->id;
   request.num_computed = admission->num_cached_tokens;
@@ -275,7 +288,7 @@ bool Scheduler::State::start_new(RequestRecord& request) {
 
 // As an admission. If nothing else runs, the next chunk is enough: the rest fits when it is alone.
 bool Scheduler::State::start_paused(const RequestRecord& request) const {
-  const std::int64_t num_wanted = request.num_to_compute() + num_outstanding + watermark_tokens;
+  const std::int64_t num_wanted = request.num_to_compute() + num_outstanding() + watermark_tokens;
   const std::int64_t limit = kMaxLength - request.num_computed;
   if (manager->can_append(request.sequence, std::min(num_wanted, limit))) return true;
   return builder.batch().empty() &&

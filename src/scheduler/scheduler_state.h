@@ -51,7 +51,6 @@ struct Scheduler::State {
   BatchBuilder builder;
   bool is_in_flight = false;
   bool has_preempted = false;           // in this step
-  std::int64_t num_outstanding = 0;     // tokens that running requests have still to compute
   std::vector<Submission> submissions;  // scratch
   std::vector<RequestId> cancels;       // scratch
   std::vector<ReadyRequest> ready;
@@ -82,19 +81,28 @@ struct Scheduler::State {
   void add_to_batch(RequestRecord& request, std::int64_t num_tokens);
 
   // Preemption.
-  enum class Holders : std::uint8_t { kPaused, kAll };
+  enum class Holders : std::uint8_t { kPaused, kRunning, kAll };
   std::optional<RequestIndex> last_holder_below(const RequestRecord& request, Holders who) const;
   std::int64_t num_entries_missing(const RequestRecord& request, std::int64_t num_tokens) const;
-  // Gives back the blocks of its last num_entries table entries, or all of them.
+  // Gives back the blocks of its last num_entries table entries, or all of them, and its place.
   void preempt(RequestIndex index, std::int64_t num_entries);
 
   // Admission.
-  enum class Start : std::uint8_t { kStarted, kBlocked, kFull, kEnded };
+  enum class Start : std::uint8_t {
+    kDone,     // it runs, or has ended because it cannot
+    kBlocked,  // blocks are missing
+    kFull,     // no more may run
+  };
   void admit_waiting();
   Start start_by_force(RequestIndex index);
-  std::optional<RequestIndex> choose_waiting();
+  struct Choice {
+    RequestIndex first = 0;  // by rank
+    RequestIndex best = 0;   // to be tried before it
+  };
+  std::optional<Choice> choose_waiting();
   bool waits_for_shared(const RequestRecord& request, std::int64_t num_cached) const;
   Start start(RequestIndex index);
+  std::int64_t num_outstanding() const;
   bool start_new(RequestRecord& request);
   bool start_paused(const RequestRecord& request) const;
   AdmitOptions admit_options(const RequestRecord& request, std::int64_t num_beside) const;
