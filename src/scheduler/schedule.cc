@@ -120,6 +120,7 @@ std::int64_t Scheduler::State::num_entries_missing(const RequestRecord& request,
 }
 
 void Scheduler::State::preempt(RequestIndex index, std::int64_t num_entries) {
+  builder.take_copies(*manager);  // blocks of copies that wait would not come free
   RequestRecord& request = record(index);
   const std::int64_t num_kept =
       std::max<std::int64_t>(round_up(request.num_computed, block_size) / block_size - num_entries,
