@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -93,7 +94,8 @@ class EngineFixture {
   std::map<RequestId, FinishedRequest> finished;
   StepResult result;
   std::int64_t num_rows_compared = 0;
-  int throw_in_layer = -1;  // the callback throws there, once
+  int throw_in_layer = -1;                              // the callback throws there, once
+  std::function<void(const ScheduledBatch&)> on_batch;  // sees every batch that computes
 
   RequestId submit(const std::vector<Token>& tokens, std::int64_t max_new_tokens,
                    std::int32_t priority = 0, std::int64_t num_cross_tokens = 0) {
@@ -213,6 +215,7 @@ class EngineFixture {
       }
     }
     num_tokens_ = batch.num_tokens();
+    if (on_batch) on_batch(batch);
   }
 
   AttentionOutput output(int layer) {
