@@ -107,6 +107,7 @@ class QUIRE_API Engine {
   struct Layer;
 
   void add_group(const EngineOptions& options, const EngineGroup& group);
+  void begin_step();
   void require_usable() const;
   void copy_blocks(std::span<const CopyStage> stages);
   KvSource kv_source(const Layer& layer, const Qkv& input) const;

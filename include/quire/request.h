@@ -21,6 +21,7 @@ namespace quire {
 // Given out in the order of submission, from 1; never reused. The default names no request.
 struct RequestId {
   std::uint64_t value = 0;
+  // NOLINTNEXTLINE(modernize-use-nullptr): the 0 is the compiler's
   friend auto operator<=>(const RequestId&, const RequestId&) = default;
 };
 

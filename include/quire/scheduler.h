@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who runs in the next step: continuous batching over a BlockManager.
 //
-//   const RequestId id = scheduler.submit({.prompt = prompt, .max_new_tokens = 100});  // any
-//   thread const ScheduledBatch& batch = scheduler.schedule(manager);
+//   const RequestId id = scheduler.submit({.prompt = prompt, .max_new_tokens = 100});
+//   const ScheduledBatch& batch = scheduler.schedule(manager);
 //   ... run batch.copies(), then compute ...
 //   for (const ReadyRequest& ready : scheduler.commit(batch).ready)
 //     scheduler.extend(ready.id, choose_token(ready.row));
 //
 // Rank. Requests stand in one strict order, which never changes: by priority * aging_steps + the
 // step in which they came, then by submission. So a request rises by one class, compared with those
-// that come later, every aging_steps steps, and only those that come before it has risen above
-// their class ever pass it: none starves. Memory goes by rank alone. Whoever lacks blocks takes
-// them from the lowest in rank below it; whoever has nobody below it waits. So the first in rank
-// always runs.
+// that come later, every aging_steps steps; only what comes before it has risen above its class can
+// pass it, and all that runs comes to an end: none starves.
 //
-// A step. Running requests first: each that decodes gets its token; prefill gets what the budget
-// leaves, in chunks, by rank. Then the waiting ones by rank, as long as they fit above the
-// watermark beside all that is still to be computed of the running ones; the first that does not
-// fit stops the others. After a preemption nobody is admitted in that step, unless it would
-// be empty.
+// A step. Running requests first, by rank: each that decodes gets its token; prefill gets what the
+// budget leaves, in chunks. Whoever lacks blocks takes them from the lowest in rank below it, and
+// whoever has nobody below it waits: the first of those that run always goes on. Then the waiting
+// ones by rank, as long as they fit above the watermark beside all that is still to be computed of
+// the running ones; the first that does not fit stops the others. It takes blocks of preempted
+// requests below it, and of running ones only if nothing else would run in this step. In a step
+// with a preemption nobody is admitted, unless it would be empty.
 //
 // Preemption, by the cheapest way that gives the blocks (PreemptionOptions): the end of the
 // sequence is cut off and computed again later (partial release), all of it moves to the host and

@@ -16,7 +16,7 @@
 namespace quire {
 
 StepResult Engine::step(const QkvSource& qkv, const OutputSink& output) try {
-  require_usable();
+  begin_step();                                                       // refused once broken
   const ScheduledBatch& batch = scheduler_.schedule(block_manager_);  // owns its tables and slots
   copy_blocks(batch.copies());                                        // copy-on-write, swap
   if (batch.empty()) return scheduler_.commit(batch);
@@ -30,8 +30,8 @@ StepResult Engine::step(const QkvSource& qkv, const OutputSink& output) try {
     backend_->attend(*layer.group->prepared, layer.params, input.q, source, output(layer.index),
                      stream_);
   }
-  require_no_device_error();
   computing_ = nullptr;
+  require_no_device_error();
   return scheduler_.commit(batch);
 } catch (...) {
   undo_step();
@@ -56,7 +56,13 @@ Engine::Engine(std::unique_ptr<AttentionBackend> backend, const EngineOptions& o
   block_manager_.reserve(limits.max_sequences, limits.max_length);
 }
 
-Engine::~Engine() = default;
+// Work under way still uses the caches.
+Engine::~Engine() {
+  try {
+    backend_->memory().synchronize(stream_);
+  } catch (const Error&) {  // the device is lost: nothing runs on it any more
+  }
+}
 
 void Engine::add_group(const EngineOptions& options, const EngineGroup& group) {
   const AttentionSpec spec = stored_spec(*backend_, group.spec);
@@ -102,6 +108,13 @@ std::int64_t Engine::cache_bytes() const noexcept {
     if (group.host_cache) bytes += group.host_cache->size_bytes();
   }
   return bytes;
+}
+
+// The arrays of the last batch are filled again, so whoever reads them must have finished.
+void Engine::begin_step() {
+  require_usable();
+  backend_->memory().synchronize(stream_);
+  require_no_device_error();
 }
 
 void Engine::require_usable() const {

@@ -77,14 +77,55 @@ inline void add_cross_group(EngineOptions& options, std::int64_t num_blocks) {
   options.layers.push_back(toy_layer(static_cast<int>(options.groups.size()) - 1, 0.4F));
 }
 
+// Floats on the host and where a backend computes.
+class ToyTensor {
+ public:
+  explicit ToyTensor(DeviceMemory& memory) : memory_(&memory) {}
+  ~ToyTensor() { memory_->free(device_); }
+  ToyTensor(ToyTensor&& other) noexcept
+      : host(std::move(other.host)),
+        memory_(other.memory_),
+        device_(std::exchange(other.device_, nullptr)),
+        capacity_(other.capacity_) {}
+  ToyTensor& operator=(ToyTensor&&) = delete;
+
+  std::vector<float> host;
+
+  // `host` as a tensor on the device, copied there by the stream.
+  MutableTensorView upload(std::int64_t num_rows, int num_heads, int num_dims, Stream stream) {
+    const std::int64_t size_bytes = std::ssize(host) * 4;
+    if (size_bytes > capacity_) {
+      memory_->synchronize(stream);
+      memory_->free(device_);
+      device_ = memory_->allocate(2 * size_bytes);
+      capacity_ = 2 * size_bytes;
+    }
+    if (size_bytes > 0) memory_->copy_to_device(device_, host.data(), size_bytes, stream);
+    return MutableTensorView(device_, DType::kF32, {num_rows, num_heads, num_dims},
+                             memory_->device());
+  }
+  void download(Stream stream) {
+    if (!host.empty()) memory_->copy_to_host(host.data(), device_, std::ssize(host) * 4, stream);
+  }
+
+ private:
+  DeviceMemory* memory_;
+  void* device_ = nullptr;
+  std::int64_t capacity_ = 0;
+};
+
 class EngineFixture {
  public:
   EngineFixture(const std::string& backend, const EngineOptions& options)
       : EngineFixture(make_backend(backend, {.num_threads = 2, .isa = {}}), options) {}
   EngineFixture(std::unique_ptr<AttentionBackend> backend, const EngineOptions& options)
-      : options_(options), engine(std::move(backend), options) {}
+      : memory_(backend->memory()), options_(options), engine(std::move(backend), options) {
+    for (std::size_t i = 0; i < options.layers.size(); ++i) layers_.emplace_back(memory_);
+  }
+  ~EngineFixture() { memory_.synchronize(options_.stream); }
 
  private:
+  DeviceMemory& memory_;  // of the engine's backend
   EngineOptions options_;
 
  public:
@@ -94,6 +135,7 @@ class EngineFixture {
   std::map<RequestId, FinishedRequest> finished;
   StepResult result;
   std::int64_t num_rows_compared = 0;
+  bool compares = true;                                 // which waits for the device
   int throw_in_layer = -1;                              // the callback throws there, once
   std::function<void(const ScheduledBatch&)> on_batch;  // sees every batch that computes
 
@@ -124,9 +166,7 @@ class EngineFixture {
     result =
         engine.step([this](int layer, const ScheduledBatch& batch) { return qkv(layer, batch); },
                     [this](int layer) { return output(layer); });
-    for (std::size_t layer = 0; layer < options_.layers.size() && result.num_tokens > 0; ++layer) {
-      compare(static_cast<int>(layer));
-    }
+    if (result.num_tokens > 0 && compares) compare_layers();
     engine.scheduler().validate();
     engine.block_manager().validate();
     for (const FinishedRequest& end : result.finished) {
@@ -154,10 +194,6 @@ class EngineFixture {
   const AttentionSpec& spec_of(int layer) const {
     const EngineLayer& options = options_.layers[static_cast<std::size_t>(layer)];
     return options_.groups[static_cast<std::size_t>(options.group)].spec;
-  }
-
-  static TensorView view(const std::vector<float>& data, std::int64_t rows, int heads, int dim) {
-    return TensorView(data.data(), DType::kF32, {rows, heads, dim});
   }
 
   void fill(std::vector<float>& data, char tensor, int layer, int num_heads, int num_dims) {
@@ -191,20 +227,21 @@ class EngineFixture {
     const AttentionSpec& spec = spec_of(layer);
     const bool is_cross = spec.alignment == Alignment::kUnaligned;
     const std::int64_t num_new = is_cross ? batch.num_cross_rows() : batch.num_tokens();
-    fill(q_, 'q', layer, spec.num_q_heads, spec.head_dim);
-    fill(k_, 'k', layer, spec.num_kv_heads, spec.head_dim);
-    fill(v_, 'v', layer, spec.num_kv_heads, spec.value_dim);
+    LayerTensors& tensors = layers_[static_cast<std::size_t>(layer)];
+    fill(tensors.q.host, 'q', layer, spec.num_q_heads, spec.head_dim);
+    fill(tensors.k.host, 'k', layer, spec.num_kv_heads, spec.head_dim);
+    fill(tensors.v.host, 'v', layer, spec.num_kv_heads, spec.value_dim);
+    const Stream stream = options_.stream;
     Qkv input;
-    input.q = view(q_, batch.num_tokens(), spec.num_q_heads, spec.head_dim);
+    input.q = tensors.q.upload(batch.num_tokens(), spec.num_q_heads, spec.head_dim, stream);
     if (num_new == 0) return input;
-    input.k = view(k_, num_new, spec.num_kv_heads, spec.head_dim);
-    input.v = view(v_, num_new, spec.num_kv_heads, spec.value_dim);
+    input.k = tensors.k.upload(num_new, spec.num_kv_heads, spec.head_dim, stream);
+    input.v = tensors.v.upload(num_new, spec.num_kv_heads, spec.value_dim, stream);
     return input;
   }
 
   void take(const ScheduledBatch& batch) {
     sequences_.assign(batch.sequences().begin(), batch.sequences().end());
-    outputs_.resize(options_.layers.size());
     for (const ScheduledSequence& sequence : sequences_) {
       const ToyRequest& request = requests.at(sequence.request);
       for (std::int64_t i = 0; i < sequence.num_tokens; ++i) {
@@ -220,12 +257,17 @@ class EngineFixture {
 
   AttentionOutput output(int layer) {
     const AttentionSpec& spec = spec_of(layer);
-    std::vector<float>& out = outputs_[static_cast<std::size_t>(layer)];
-    out.assign(static_cast<std::size_t>(num_tokens_ * spec.num_q_heads * spec.value_dim), NAN);
+    ToyTensor& out = layers_[static_cast<std::size_t>(layer)].out;
+    out.host.assign(static_cast<std::size_t>(num_tokens_ * spec.num_q_heads * spec.value_dim), NAN);
     AttentionOutput where;
-    where.out =
-        MutableTensorView(out.data(), DType::kF32, {num_tokens_, spec.num_q_heads, spec.value_dim});
+    where.out = out.upload(num_tokens_, spec.num_q_heads, spec.value_dim, options_.stream);
     return where;
+  }
+
+  void compare_layers() {
+    for (LayerTensors& tensors : layers_) tensors.out.download(options_.stream);
+    memory_.synchronize(options_.stream);
+    for (std::size_t layer = 0; layer < layers_.size(); ++layer) compare(static_cast<int>(layer));
   }
 
   void compare(int layer) {
@@ -233,13 +275,14 @@ class EngineFixture {
     const ToyLayer toy{.index = layer,
                        .spec = spec,
                        .params = options_.layers[static_cast<std::size_t>(layer)].params};
-    const auto row_size = static_cast<std::size_t>(spec.num_q_heads * spec.value_dim);
+    const std::size_t row_size =
+        static_cast<std::size_t>(spec.num_q_heads) * static_cast<std::size_t>(spec.value_dim);
     for (const ScheduledSequence& sequence : sequences_) {
       const ToyRequest& request = requests.at(sequence.request);
       for (std::int64_t i = 0; i < sequence.num_tokens; ++i) {
         const std::int64_t position = sequence.first_position + i;
         const std::vector<double> expected = plain_attention(toy, request, position);
-        const float* row = outputs_[static_cast<std::size_t>(layer)].data() +
+        const float* row = layers_[static_cast<std::size_t>(layer)].out.host.data() +
                            static_cast<std::size_t>(sequence.first_row + i) * row_size;
         double error = 0;
         for (std::size_t j = 0; j < row_size; ++j) {
@@ -253,12 +296,17 @@ class EngineFixture {
     }
   }
 
+  struct LayerTensors {
+    explicit LayerTensors(DeviceMemory& memory) : q(memory), k(memory), v(memory), out(memory) {}
+    ToyTensor q;
+    ToyTensor k;
+    ToyTensor v;
+    ToyTensor out;
+  };
+
   std::vector<ScheduledSequence> sequences_;
   std::int64_t num_tokens_ = 0;
-  std::vector<float> q_;
-  std::vector<float> k_;
-  std::vector<float> v_;
-  std::vector<std::vector<float>> outputs_;
+  std::vector<LayerTensors> layers_;
 };
 
 }  // namespace quire::testing

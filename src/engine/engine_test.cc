@@ -157,6 +157,26 @@ TEST_P(EngineOn, LooksAtAnEncoder) {
   }
 }
 
+// One that waits for the caller holds what another needs, and a third has moved out in vain.
+TEST_P(EngineOn, CopiesOfAStepWithoutTokensAreRun) {
+  EngineOptions options = toy_options(10, 10);
+  options.blocks.prefix_cache = false;
+  options.scheduler.max_tokens = 32;
+  options.scheduler.preemption = kSwap;
+  EngineFixture f(GetParam(), options);
+  const RequestId high = f.submit(tokens_of(1, 20), 4, -1);
+  const RequestId low = f.submit(tokens_of(2, 8), 4, 5);
+  f.step_without_tokens();
+  f.submit(tokens_of(3, 24), 4, 0);
+  f.step_without_tokens();
+  EXPECT_EQ(f.result.num_tokens, 0);
+  EXPECT_EQ(f.engine.scheduler().stats().num_swaps, 1);
+  f.extend(low, 1);
+  f.extend(high, 1);
+  EXPECT_TRUE(f.run());
+  EXPECT_EQ(f.finished.size(), 3U);
+}
+
 TEST_P(EngineOn, AStepThatAModelThrowsInIsRepeated) {
   EngineFixture f(GetParam(), toy_options(13));
   for (int i = 0; i < 4; ++i) f.submit(tokens_of(i, 9), 12);

@@ -24,6 +24,7 @@ namespace quire {
 struct Rank {
   std::int64_t key = 0;  // priority * aging_steps + the step of arrival
   RequestId id{};
+  // NOLINTNEXTLINE(modernize-use-nullptr): the 0 is the compiler's
   friend auto operator<=>(const Rank&, const Rank&) = default;
 };
 

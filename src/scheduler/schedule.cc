@@ -69,7 +69,8 @@ void Scheduler::State::continue_running() {
   const auto is_decode = [](const RequestRecord& request) { return request.num_to_compute() == 1; };
   std::int64_t num_decodes = 0;
   for (const RequestIndex index : running) num_decodes += is_decode(records[index]);
-  for (std::size_t i = 0; i < running.size(); ++i) {  // preemption may shorten it, at its end
+  // NOLINTNEXTLINE(modernize-loop-convert): preemption may shorten the list at its end
+  for (std::size_t i = 0; i < running.size(); ++i) {
     RequestRecord& request = record(running[i]);
     num_decodes -= is_decode(request);
     const std::int64_t num_tokens = std::min(

@@ -44,6 +44,7 @@ struct Scheduler::State {
   struct Deadline {
     std::chrono::nanoseconds time{};
     RequestId id{};
+    // NOLINTNEXTLINE(modernize-use-nullptr): the 0 is the compiler's
     friend auto operator<=>(const Deadline&, const Deadline&) = default;
   };
   std::vector<Deadline> deadlines;  // heap, earliest first; may name requests that have ended
