@@ -22,6 +22,7 @@ int main(int argc, char** argv) {
   Action action;
   add_info(app, action);
   add_check(app, action);
+  add_trace(app, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/output_file.h"
+
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <stdexcept>
+#include <system_error>
+
+namespace quire::cli {
+namespace {
+
+constexpr std::size_t kMaxFiles = 8;
+constexpr std::size_t kMaxPath = 4096;
+
+// Names of unfinished files, for the handler: it may run at any moment, so `is_used` is set last
+// and cleared first.
+struct Unfinished {
+  char path[kMaxPath];
+  volatile std::sig_atomic_t is_used;
+};
+std::array<Unfinished, kMaxFiles> unfinished;
+
+extern "C" void remove_unfinished(int signal_number) {
+  for (const Unfinished& file : unfinished) {
+    if (file.is_used != 0) static_cast<void>(unlink(file.path));
+  }
+  static_cast<void>(std::signal(signal_number, SIG_DFL));
+  static_cast<void>(std::raise(signal_number));
+}
+
+std::size_t remember(const std::string& path) {
+  if (path.size() >= kMaxPath) throw std::runtime_error(path + ": the name is too long");
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    if (std::signal(number, remove_unfinished) == SIG_IGN) {
+      static_cast<void>(std::signal(number, SIG_IGN));
+    }
+  }
+  for (std::size_t slot = 0; slot < kMaxFiles; ++slot) {
+    if (unfinished[slot].is_used != 0) continue;
+    std::memcpy(unfinished[slot].path, path.c_str(), path.size() + 1);
+    unfinished[slot].is_used = 1;
+    return slot;
+  }
+  throw std::runtime_error("too many files are written at once");
+}
+
+[[noreturn]] void fail(const std::string& path) {
+  throw std::runtime_error(
+      fmt::format("{}: cannot be written: {}", path, std::generic_category().message(errno)));
+}
+
+}  // namespace
+
+OutputFile::OutputFile(const std::string& path)
+    : path_(path), temporary_(fmt::format("{}.{}.tmp", path, getpid())) {
+  slot_ = remember(temporary_);
+  errno = 0;
+  stream_.open(temporary_, std::ios::binary | std::ios::trunc);
+  if (!stream_) {
+    unfinished[slot_].is_used = 0;
+    fail(path_);
+  }
+}
+
+OutputFile::~OutputFile() {
+  if (is_done_) return;
+  stream_.close();
+  std::error_code ignored;
+  std::filesystem::remove(temporary_, ignored);
+  unfinished[slot_].is_used = 0;
+}
+
+void OutputFile::commit() {
+  errno = 0;
+  stream_.close();
+  if (!stream_) fail(path_);
+  if (std::rename(temporary_.c_str(), path_.c_str()) != 0) fail(path_);
+  unfinished[slot_].is_used = 0;
+  is_done_ = true;
+}
+
+}  // namespace quire::cli
