@@ -18,10 +18,12 @@ int main(int argc, char** argv) {
       "  quire info                                 what this machine has and supports\n"
       "  quire check                                is every backend right here?\n"
       "  quire check --backend cpu --filter 'decode/*' --json\n"
+      "  quire bench --quick                        how fast, against what the machine can do?\n"
       "Environment: QUIRE_BACKEND and QUIRE_CPU_ISA name the backend and its level.");
   Action action;
   add_info(app, action);
   add_check(app, action);
+  add_bench(app, action);
   add_trace(app, action);
   try {
     app.parse(argc, argv);

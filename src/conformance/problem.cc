@@ -100,6 +100,17 @@ void make_new_tokens(Problem& p) {
   }
 }
 
+Problem outline(const Case& c, Random& random) {
+  Problem p;
+  p.c = c;
+  p.spec = c.spec;
+  p.spec.kv.layout = KvLayoutId::kPlain;
+  make_sequences(p);
+  make_params(p, random);
+  make_new_tokens(p);
+  return p;
+}
+
 }  // namespace
 
 float round_to(DType dtype, float x) noexcept {
@@ -152,15 +163,14 @@ bool Problem::is_visible(std::int64_t s, std::int64_t i, std::int64_t j) const n
   return chunk_of(key) == chunk_of(query);
 }
 
-Problem make_problem(const Case& c) {
-  Problem p;
-  p.c = c;
-  p.spec = c.spec;
-  p.spec.kv.layout = KvLayoutId::kPlain;
+Problem make_outline(const Case& c) {
   Random random(seed_of(c.name));
-  make_sequences(p);
-  make_params(p, random);
-  make_new_tokens(p);
+  return outline(c, random);
+}
+
+Problem make_problem(const Case& c) {
+  Random random(seed_of(c.name));
+  Problem p = outline(c, random);
   if (c.tree != TreeStyle::kNone) draw_trees(p, random);
   if (c.bias != BiasStyle::kNone) draw_bias(p, random);
   find_seen_slots(p);

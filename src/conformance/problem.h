@@ -79,6 +79,10 @@ struct Problem {
 
 Problem make_problem(const Case& c);
 
+// The same without values: neither Q, K and V nor trees, bias and what is seen. For benchmarks,
+// whose caches are too large to draw number by number; arrange() and cost_of() need no more.
+Problem make_outline(const Case& c);
+
 // The keys [begin, end) of every sequence, under another spec of equal heads, dims and cache.
 // REQUIRES: spans [num_sequences], each beginning at a block; no bias, tree mask or new tokens.
 Problem slice_keys(const Problem& problem, const AttentionSpec& spec,

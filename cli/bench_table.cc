@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/bench_table.h"
+
+#include <fmt/core.h>
+#include <fmt/ranges.h>
+
+#include <string>
+
+namespace quire::cli {
+namespace {
+
+using benchmark::CeilingValues;
+using benchmark::Report;
+using benchmark::Result;
+
+constexpr double kGiga = 1e9;
+
+std::string time_text(double seconds) {
+  if (seconds < 1e-3) return fmt::format("{:.1f} us", seconds * 1e6);
+  if (seconds < 1) return fmt::format("{:.2f} ms", seconds * 1e3);
+  return fmt::format("{:.2f} s", seconds);
+}
+
+// In the unit of the ceiling that bounds the case.
+std::string rate_text(const Result& result) {
+  const bool by_bytes = result.ceiling.starts_with("read") || result.ceiling == "memcpy";
+  const double rate = by_bytes ? result.bytes_per_second : result.flops_per_second;
+  return fmt::format("{:.1f} {}", rate / kGiga, by_bytes ? "GB/s" : "GF/s");
+}
+
+void print_ceilings(const CeilingValues& values) {
+  fmt::print("{} thread{}: read {:.1f} GB/s, memcpy {:.1f} GB/s", values.threads,
+             values.threads == 1 ? "" : "s", values.read_bytes_per_second / kGiga,
+             values.copy_bytes_per_second / kGiga);
+  for (const auto& [size, rate] : values.piece_read_bytes_per_second) {
+    fmt::print(", pieces of {} B {:.1f}", size, rate / kGiga);
+  }
+  fmt::print("\n           ");
+  for (const auto& [name, rate] : values.flops_per_second) {
+    fmt::print(" {} {:.0f}", name, rate / kGiga);
+  }
+  fmt::print(" GFLOP/s\n");
+}
+
+void print_result(const Result& result, bool is_first_of_case) {
+  const std::string name = is_first_of_case ? result.name : "";
+  if (!result.measured()) {
+    fmt::print("{:<28}{:<17}{:>3}  not run: {}\n", name, result.candidate(), result.threads,
+               result.reason.substr(0, 38));
+    return;
+  }
+  fmt::print("{:<28}{:<17}{:>3}{:>11}{:>12}{:>7.1f}% {:<12}{:>6.2f}\n", name, result.candidate(),
+             result.threads, time_text(result.seconds), rate_text(result),
+             100 * result.share_of_ceiling, result.ceiling, result.ratio_to_first);
+  if (result.ratio_to_baseline > 0) {
+    fmt::print("    {:.2f}x the time of {}\n", result.ratio_to_baseline, result.baseline);
+  }
+  if (!result.notes.empty()) fmt::print("    {}\n", result.notes);
+}
+
+}  // namespace
+
+void print_report(const Report& report) {
+  fmt::print("{}, {} CPUs, last-level cache {} MiB\n", report.machine.cpu.model,
+             report.machine.cpu.num_cpus, report.machine.last_level_cache_bytes >> 20);
+  for (const CeilingValues& values : report.ceilings) print_ceilings(values);
+  for (const std::string& note : report.notes) fmt::print("{}\n", note);
+  fmt::print("\n{:<28}{:<17}{:>3}{:>11}{:>12}{:>8} {:<12}{:>6}\n", "case", "candidate", "thr",
+             "best time", "rate", "share", "of", "ratio");
+  std::string last;
+  for (const Result& result : report.results) {
+    print_result(result, result.name != last);
+    last = result.name;
+  }
+}
+
+}  // namespace quire::cli

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// Who is measured: a backend of the registry, at a level, on a number of threads.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "quire/backend.h"
+
+namespace quire::benchmark {
+
+struct Candidate {
+  std::string backend;
+  std::string isa;  // the level in use, or empty
+  int num_threads = 1;
+  std::shared_ptr<AttentionBackend> instance;
+
+  std::string name() const { return isa.empty() ? backend : backend + ":" + isa; }
+};
+
+struct CandidateChoice {
+  std::vector<std::string> backends;  // "cpu" or "cpu:avx2"; empty: all that may be chosen unnamed
+  std::vector<std::string> levels;    // for backends named without one; "all"; empty: the best
+  std::vector<int> num_threads;       // 0 or empty: as many as the process may run on
+};
+
+// Every backend at every level on every number of threads. Throws what make_backend throws.
+std::vector<Candidate> make_candidates(const CandidateChoice& choice);
+
+}  // namespace quire::benchmark

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "benchmark/loaded_case.h"
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include "attention/mask.h"
+#include "base/number_formats.h"
+#include "benchmark/roof.h"
+
+namespace quire::benchmark {
+namespace {
+
+using conformance::Arrangement;
+using conformance::Problem;
+using conformance::ProblemSequence;
+
+BatchBounds bounds_of(const Arrangement& arrangement) {
+  BatchBounds bounds;
+  bounds.max_sequences = std::ssize(arrangement.order);
+  bounds.max_tokens = std::max<std::int64_t>(arrangement.num_rows, std::ssize(arrangement.slots));
+  for (const std::int32_t kv_len : arrangement.kv_lens) {
+    bounds.max_kv_len = std::max<std::int64_t>(bounds.max_kv_len, kv_len);
+    bounds.max_total_kv_len += kv_len;
+  }
+  return bounds;
+}
+
+// Every second block, in random places, to the one after it, until a quarter of all is copied.
+std::vector<BlockCopy> make_copies(const Problem& outline, const Arrangement& arrangement) {
+  std::vector<BlockCopy> copies;
+  const auto num_blocks = static_cast<std::int64_t>(arrangement.place.size());
+  for (std::int64_t i = 0; i < num_copies(outline) && 2 * i + 1 < num_blocks; ++i) {
+    const auto at = static_cast<std::size_t>(2 * i);
+    copies.push_back({.src = arrangement.place[at], .dst = arrangement.place[at + 1]});
+  }
+  return copies;
+}
+
+}  // namespace
+
+Problem bench_outline(const BenchCase& c) {
+  Problem outline = conformance::make_outline(c.c);
+  std::vector<std::int32_t> places(static_cast<std::size_t>(outline.num_blocks), -1);
+  std::int32_t num_blocks = 1;  // block 0 stands for all that nobody sees
+  for (ProblemSequence& sequence : outline.sequences) {
+    SequenceView view;
+    view.q_len = sequence.q_len;
+    view.kv_len = sequence.kv_len;
+    const KeyRange seen =
+        keys_seen(outline.spec.mask, outline.spec.alignment, view, 0, sequence.q_len);
+    const auto first = static_cast<std::size_t>(seen.begin / outline.spec.kv.block_size);
+    for (std::size_t n = 0; n < sequence.blocks.size(); ++n) {
+      std::int32_t& place = places[static_cast<std::size_t>(sequence.blocks[n])];
+      if (place < 0 && n >= first) place = num_blocks++;
+      sequence.blocks[n] = std::max(place, 0);
+    }
+  }
+  outline.num_blocks = num_blocks;
+  return outline;
+}
+
+LoadedCase::LoadedCase(AttentionBackend& backend, const BenchCase& c, const Problem& outline,
+                       const Arrangement& arrangement, const AttentionSpec& spec,
+                       RotatingCache& cache)
+    : backend_(backend), case_(c), spec_(spec), cache_(cache) {
+  if (c.operation == Operation::kCopy) {
+    copies_ = make_copies(outline, arrangement);
+    return;
+  }
+  DeviceMemory& memory = backend.memory();
+  const BatchBounds bounds = bounds_of(arrangement);
+  fused_append_ = backend.supports(spec).fused_append;
+  const bool stores = fused_append_ || c.operation != Operation::kAttend;
+  arrays_ = std::make_unique<conformance::BatchArrays>(memory, arrangement, stores,
+                                                       bounds.max_tokens, /*on_device=*/false);
+  const auto make = [&](DType dtype, std::int64_t heads, std::int64_t dim) {
+    tensors_.emplace_back(memory, bounds.max_tokens * heads * dim * dtype_bytes(dtype));
+    fill_random(memory, tensors_.back().data(), tensors_.back().size_bytes(), dtype);
+    return MutableTensorView(tensors_.back().data(), dtype, {bounds.max_tokens, heads, dim},
+                             memory.device());
+  };
+  q_ = make(spec.q_dtype, spec.num_q_heads, spec.head_dim);
+  out_ = make(spec.out_dtype, spec.num_q_heads, spec.value_dim);
+  const int num_new = c.operation == Operation::kAppend ? cache.num_layers() : stores ? 1 : 0;
+  for (int i = 0; i < num_new; ++i) {
+    NewKv new_kv;
+    new_kv.k = make(c.c.new_kv_dtype, spec.num_kv_heads, spec.head_dim);
+    if (!spec.kv.v_in_k) new_kv.v = make(c.c.new_kv_dtype, spec.num_kv_heads, spec.value_dim);
+    new_kv_.push_back(new_kv);
+  }
+  params_.scale = outline.scale;
+  workspace_ = std::make_unique<WorkspaceBuffer>(memory, backend.workspace(spec, bounds));
+  prepared_ = backend.make_prepared(spec, bounds, workspace_->view());
+  prepare();
+}
+
+void LoadedCase::prepare() {
+  backend_.prepare(*prepared_, arrays_->view());
+}
+
+NewKv LoadedCase::next_new_kv() {
+  if (new_kv_.empty()) return {};
+  const NewKv new_kv = new_kv_[next_new_kv_];
+  next_new_kv_ = (next_new_kv_ + 1) % new_kv_.size();
+  return new_kv;
+}
+
+void LoadedCase::append(const KvCacheView& cache, const NewKv& new_kv) {
+  backend_.append(*prepared_, new_kv, cache);
+}
+
+void LoadedCase::attend(const KvCacheView& cache, const NewKv& new_kv) {
+  const KvSource source = fused_append_ ? KvSource(cache, new_kv) : KvSource(cache);
+  backend_.attend(*prepared_, params_, q_, source, {.out = out_, .lse = {}});
+}
+
+void LoadedCase::call() {
+  const KvCacheView& cache = cache_.next();
+  switch (case_.operation) {
+    case Operation::kAttend:
+      attend(cache, next_new_kv());
+      break;
+    case Operation::kStep: {
+      const NewKv new_kv = next_new_kv();
+      prepare();
+      if (!fused_append_) append(cache, new_kv);
+      attend(cache, new_kv);
+      break;
+    }
+    case Operation::kAppend:
+      append(cache, next_new_kv());
+      break;
+    case Operation::kCopy:
+      backend_.copy_blocks({&cache, 1}, {&cache, 1}, copies_);
+      break;
+  }
+  backend_.memory().synchronize(Stream{});
+}
+
+bool LoadedCase::output_is_finite() const {
+  if (!out_.present()) return true;
+  const std::int64_t count = out_.shape[0] * out_.shape[1] * out_.shape[2];
+  std::vector<std::byte> bytes(static_cast<std::size_t>(count * dtype_bytes(out_.dtype)));
+  backend_.memory().copy_to_host(bytes.data(), out_.data, std::ssize(bytes), Stream{});
+  backend_.memory().synchronize(Stream{});
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (!std::isfinite(load_float(out_.dtype, bytes.data(), i))) return false;
+  }
+  return true;
+}
+
+}  // namespace quire::benchmark

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// A case in the memory of one backend, ready to be called again and again. The caller takes the
+// time. One thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "benchmark/bench_case.h"
+#include "benchmark/rotating_cache.h"
+#include "conformance/arrangement.h"
+#include "conformance/batch_arrays.h"
+#include "conformance/problem.h"
+#include "quire/backend.h"
+
+namespace quire::benchmark {
+
+// Shapes and places of a case: no values. Blocks that no row sees take no memory: they stand for
+// what a server has released.
+conformance::Problem bench_outline(const BenchCase& c);
+
+class LoadedCase {
+ public:
+  // All must outlive it. `spec` has the layout of the cache.
+  LoadedCase(AttentionBackend& backend, const BenchCase& c, const conformance::Problem& outline,
+             const conformance::Arrangement& arrangement, const AttentionSpec& spec,
+             RotatingCache& cache);
+
+  // One operation on the next layer; returns when it is done. Throws what the backend throws.
+  void call();
+  // The part of a step that all layers share: validates and plans. Not for copies.
+  void prepare();
+
+  // Whether every output is a finite number: a guard against measuring nonsense.
+  bool output_is_finite() const;
+
+ private:
+  void append(const KvCacheView& cache, const NewKv& new_kv);
+  void attend(const KvCacheView& cache, const NewKv& new_kv);
+  NewKv next_new_kv();
+
+  AttentionBackend& backend_;
+  const BenchCase& case_;
+  AttentionSpec spec_;
+  RotatingCache& cache_;
+  AttentionParams params_;
+  bool fused_append_ = false;
+  std::unique_ptr<conformance::BatchArrays> arrays_;
+  std::vector<Allocation> tensors_;
+  TensorView q_;
+  MutableTensorView out_;
+  std::vector<NewKv> new_kv_;  // one for each layer where append is what is measured
+  std::size_t next_new_kv_ = 0;
+  std::unique_ptr<WorkspaceBuffer> workspace_;
+  std::unique_ptr<PreparedBatch> prepared_;
+  std::vector<BlockCopy> copies_;
+};
+
+}  // namespace quire::benchmark
