@@ -99,6 +99,10 @@ class QUIRE_API BlockManager {
   // A sequence that holds the cached blocks and nothing else; nothing unless can_admit is kNow.
   [[nodiscard]] std::optional<Admission> admit(const Prompt& prompt,
                                                const AdmitOptions& options = {});
+  // Blocks of a pool that admit and then append of the whole prompt and look-ahead would take, the
+  // watermark aside. With num_available_blocks: how many others must give back.
+  std::int64_t num_blocks_to_admit(const Prompt& prompt, const AdmitOptions& options,
+                                   int pool) const;
 
   // Slots for the next num_tokens, look-ahead included; false if blocks are missing. The watermark
   // does not count. can_append tells what append will say.
@@ -125,8 +129,10 @@ class QUIRE_API BlockManager {
   // are not copied back. REQUIRES: nothing appended is uncommitted.
   bool can_swap_out(SequenceId id) const;
   [[nodiscard]] bool swap_out(SequenceId id);
-  AdmitStatus can_swap_in(SequenceId id) const;
+  // kNow: with room for so many tokens to be appended then, above the watermark.
+  AdmitStatus can_swap_in(SequenceId id, std::int64_t num_tokens = 0) const;
   [[nodiscard]] bool swap_in(SequenceId id);
+  std::int64_t num_blocks_to_swap_in(SequenceId id, std::int64_t num_tokens, int pool) const;
 
   // The copies since the last call, to be run before the step. Their blocks stay untouched until
   // complete_copies(ticket), which covers all earlier tickets too.
@@ -136,6 +142,8 @@ class QUIRE_API BlockManager {
   StepSizes step_sizes(int group, std::span<const SequenceId> ids) const;
   // Lengths, tables and slots of the appended tokens of these sequences.
   void write_step(int group, std::span<const SequenceId> ids, const StepArrays& arrays) const;
+
+  std::int64_t num_available_blocks(int pool) const;  // free or evictable
 
   std::int64_t num_tokens(SequenceId id) const;    // committed
   std::int64_t num_appended(SequenceId id) const;  // and not committed

@@ -10,10 +10,12 @@
 // as its pool (and as many on the host as the pool has there). Memory for batches is made once.
 //
 // submit, cancel and num_unfinished may be called from any thread, everything else from one. A step
-// that throws because of what a callback did or gave is undone and can be repeated; after a broken
-// invariant or a device error (kInternal, kDevice) the engine refuses every further step.
+// that throws because of what a callback did or gave, or because host memory ran out, is undone and
+// can be repeated; after a broken invariant or a device error (kInternal, kDevice) the engine
+// refuses every further step.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -86,7 +88,9 @@ class QUIRE_API Engine {
   StepResult step(const QkvSource& qkv, const OutputSink& output);
 
   // Between steps: see Scheduler.
-  void extend(RequestId id, std::span<const Token> tokens) { scheduler_.extend(id, tokens); }
+  void extend(RequestId id, std::span<const Token> tokens, std::span<const Token> drafts = {}) {
+    scheduler_.extend(id, tokens, drafts);
+  }
   void extend(RequestId id, Token token) { scheduler_.extend(id, token); }
   void finish(RequestId id) { scheduler_.finish(id); }
   RequestId fork(RequestId id) { return scheduler_.fork(id); }
@@ -108,6 +112,7 @@ class QUIRE_API Engine {
 
   void add_group(const EngineOptions& options, const EngineGroup& group);
   void begin_step();
+  StepResult finish_step(const ScheduledBatch& batch);
   void require_usable() const;
   void copy_blocks(std::span<const CopyStage> stages);
   KvSource kv_source(const Layer& layer, const Qkv& input) const;
@@ -120,7 +125,8 @@ class QUIRE_API Engine {
   Scheduler scheduler_;
   std::vector<Group> groups_;
   std::vector<Layer> layers_;
-  const ScheduledBatch* computing_ = nullptr;  // the batch whose copies have run
+  const ScheduledBatch* computing_ = nullptr;  // the batch under way
+  std::size_t num_stages_run_ = 0;             // of its copies
   std::exception_ptr broken_by_;               // why there are no further steps; null: there are
 };
 

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 
 #include "quire/export.h"
 #include "quire/kv_ids.h"
@@ -51,13 +52,17 @@ struct FinishedRequest {
   RequestId id{};
   FinishReason reason = FinishReason::kLength;
   std::int64_t num_new_tokens = 0;
+  std::string detail{};  // kTooLarge: tokens and bytes that it needs, and that there are
 };
 
 // All tokens of the request are computed: `row` of the outputs of the step decides the next one.
-// It does nothing more until Scheduler::extend or finish.
+// It does nothing more until Scheduler::extend or finish. Of the drafts given with its last token
+// the first num_drafts have been computed too, in the rows that follow: row + i decides what comes
+// after the i-th of them.
 struct ReadyRequest {
   RequestId id{};
   std::int64_t row = 0;
+  std::int64_t num_drafts = 0;
 };
 
 // What a step has come to. Valid until the next one.

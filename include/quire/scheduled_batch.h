@@ -28,9 +28,10 @@ struct ScheduledSequence {
   std::int64_t first_position = 0;
   std::int64_t first_row = 0;
   std::int64_t num_tokens = 0;
+  std::int64_t num_drafts = 0;  // of num_tokens, the last ones: guesses that may be taken back
   // K and V of the encoder that layers of cross-attention store now, in the order of the sequences.
   std::int64_t num_cross_rows = 0;
-  bool is_last_chunk = false;  // nothing of it is left to compute: its last row decides a token
+  bool is_last_chunk = false;  // nothing of it is left to compute: its rows decide tokens
 };
 
 // Copies of one stage have no order; the stages have.

@@ -18,11 +18,21 @@
 // ones by rank, as long as they fit above the watermark beside all that is still to be computed of
 // the running ones; the first that does not fit stops the others. It takes blocks of preempted
 // requests below it, and of running ones only if nothing else would run in this step. In a step
-// with a preemption nobody is admitted, unless it would be empty.
+// with a preemption nobody is admitted, unless it would be empty. But a waiting request that stands
+// above a running one of a lower class does not wait for it: it starts in its turn by rank, and
+// takes the blocks and the places of such requests if that is enough.
 //
 // Preemption, by the cheapest way that gives the blocks (PreemptionOptions): the end of the
 // sequence is cut off and computed again later (partial release), all of it moves to the host and
 // back (swap), or all of it is given up (recompute; the prefix cache may still have it).
+//
+// Speculation. With the tokens that it adds to a request the caller may give drafts: guesses of
+// those that follow. They are computed in the same step if budget and free blocks allow. The caller
+// then adds what the model says, and the drafts that equal it are kept; the others are rolled back.
+//
+// Memory may run out (std::bad_alloc). schedule() has then scheduled nothing and can be called
+// again: whom it has preempted stays so, and the copies it has decided on open the next batch.
+// Every other call has changed nothing.
 //
 // The same calls give the same batches. submit, cancel and num_unfinished may be called from any
 // thread; everything else belongs to one thread. Expected outcomes are values; misuse throws
@@ -31,6 +41,7 @@
 
 #include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -51,6 +62,8 @@ namespace quire {
 struct PreemptionOptions {
   bool allow_partial = true;
   bool allow_swap = true;  // only if the manager has host blocks
+  // Waiting requests take from running ones of a lower class. No: they wait for one to end.
+  bool allow_for_waiting = true;
   double token_seconds = 40e-6;
   double key_seconds = 1.3e-9;  // per pair of a token and a key it sees
   double byte_seconds = 1 / 25e9;
@@ -89,6 +102,8 @@ struct SchedulerStats {
   std::int64_t num_recomputes = 0;   // preemptions by kind
   std::int64_t num_partial_releases = 0;
   std::int64_t num_swaps = 0;
+  std::int64_t num_drafts = 0;  // computed
+  std::int64_t num_accepted_drafts = 0;
 
   std::int64_t num_waiting = 0;  // without blocks
   std::int64_t num_running = 0;
@@ -121,12 +136,17 @@ class QUIRE_API Scheduler {
   const ScheduledBatch& schedule(BlockManager& manager);
   // The batch has been computed (or is empty): its blocks can be shared from now on.
   StepResult commit(const ScheduledBatch& batch);
-  // The copies of the batch have run but nothing else has: its tokens will be scheduled again.
-  void abandon(const ScheduledBatch& batch);
+  // The copies of the batch have run but nothing else has: the step is to come again. The second
+  // form: only those of the first num_stages have; the others open the next batch.
+  void abandon(const ScheduledBatch& batch) { abandon(batch, batch.copies().size()); }
+  void abandon(const ScheduledBatch& batch, std::size_t num_stages);
+  // Scheduled, and neither committed nor abandoned.
+  bool has_batch() const noexcept;
 
-  // Between commit and the next schedule. Adds tokens to a request; with the last of max_new_tokens
-  // it ends. REQUIRES: at least one token, and no more than max_new_tokens in all.
-  void extend(RequestId id, std::span<const Token> tokens);
+  // Between commit and the next schedule. Adds tokens to a request, and guesses of those that come
+  // next; with the last of max_new_tokens it ends. Drafts that it could not use are ignored.
+  // REQUIRES: at least one token, and no more than max_new_tokens in all.
+  void extend(RequestId id, std::span<const Token> tokens, std::span<const Token> drafts = {});
   void extend(RequestId id, Token token) { extend(id, std::span<const Token>(&token, 1)); }
   // It has all its tokens.
   void finish(RequestId id);

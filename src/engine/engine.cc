@@ -18,9 +18,9 @@ namespace quire {
 StepResult Engine::step(const QkvSource& qkv, const OutputSink& output) try {
   begin_step();                                                       // refused once broken
   const ScheduledBatch& batch = scheduler_.schedule(block_manager_);  // owns its tables and slots
-  copy_blocks(batch.copies());                                        // copy-on-write, swap
-  if (batch.empty()) return scheduler_.commit(batch);
   computing_ = &batch;
+  copy_blocks(batch.copies());  // copy-on-write, swap
+  if (batch.empty()) return finish_step(batch);
   for (Group& group : groups_) {  // full attention, windowed, ...: one plan each
     backend_->prepare(*group.prepared, batch.view(group.id), stream_);
   }
@@ -30,9 +30,7 @@ StepResult Engine::step(const QkvSource& qkv, const OutputSink& output) try {
     backend_->attend(*layer.group->prepared, layer.params, input.q, source, output(layer.index),
                      stream_);
   }
-  computing_ = nullptr;
-  require_no_device_error();
-  return scheduler_.commit(batch);
+  return finish_step(batch);
 } catch (...) {
   undo_step();
   throw;
@@ -113,8 +111,16 @@ std::int64_t Engine::cache_bytes() const noexcept {
 // The arrays of the last batch are filled again, so whoever reads them must have finished.
 void Engine::begin_step() {
   require_usable();
+  num_stages_run_ = 0;
   backend_->memory().synchronize(stream_);
   require_no_device_error();
+}
+
+// From here on nothing can be undone.
+StepResult Engine::finish_step(const ScheduledBatch& batch) {
+  computing_ = nullptr;
+  require_no_device_error();
+  return scheduler_.commit(batch);
 }
 
 void Engine::require_usable() const {
@@ -129,6 +135,7 @@ void Engine::require_usable() const {
   fail(ErrorCode::kInternal, "the engine takes no further steps since: ", reason);
 }
 
+// A stage that was interrupted can be run again: none of its blocks is both read and written.
 void Engine::copy_blocks(std::span<const CopyStage> stages) {
   const auto copy = [this](const KvCache& src, const KvCache& dst,
                            std::span<const BlockCopy> copies) {
@@ -143,6 +150,7 @@ void Engine::copy_blocks(std::span<const CopyStage> stages) {
       copy(*group.host_cache, group.cache, copies.to_device);
       copy(*group.host_cache, *group.host_cache, copies.on_host);
     }
+    ++num_stages_run_;
   }
 }
 
@@ -170,12 +178,13 @@ void Engine::require_no_device_error() {
   }
 }
 
-// Called while an exception is handled. What a callback did wrong leaves a step that can be
-// repeated; anything else may leave blocks of unknown content.
+// Called while an exception is handled. What a callback did wrong, or memory that ran out, leaves a
+// step that can be repeated; anything else may leave blocks of unknown content.
 void Engine::undo_step() noexcept {
   if (broken_by_ != nullptr) return;
   const ScheduledBatch* batch = std::exchange(computing_, nullptr);
-  bool is_repeatable = batch != nullptr;
+  // Without a batch under way nothing has begun, unless one could not be committed.
+  bool is_repeatable = batch != nullptr || !scheduler_.has_batch();
   try {
     throw;
   } catch (const Error& error) {
@@ -185,11 +194,11 @@ void Engine::undo_step() noexcept {
   } catch (...) {
   }
   try {
-    if (is_repeatable) return scheduler_.abandon(*batch);
+    if (is_repeatable && batch != nullptr) scheduler_.abandon(*batch, num_stages_run_);
   } catch (...) {
     is_repeatable = false;
   }
-  broken_by_ = std::current_exception();
+  if (!is_repeatable) broken_by_ = std::current_exception();
 }
 
 }  // namespace quire

@@ -138,6 +138,8 @@ class EngineFixture {
   bool compares = true;                                 // which waits for the device
   int throw_in_layer = -1;                              // the callback throws there, once
   std::function<void(const ScheduledBatch&)> on_batch;  // sees every batch that computes
+  // Takes the steps, by calling what it is given; none: it is called once.
+  std::function<StepResult(const std::function<StepResult()>&)> take_step;
 
   RequestId submit(const std::vector<Token>& tokens, std::int64_t max_new_tokens,
                    std::int32_t priority = 0, std::int64_t num_cross_tokens = 0) {
@@ -145,6 +147,8 @@ class EngineFixture {
                                         .max_new_tokens = max_new_tokens,
                                         .priority = priority,
                                         .num_cross_tokens = num_cross_tokens});
+    max_new_[id] = max_new_tokens;
+    num_prompt_[id] = std::ssize(tokens);
     requests[id] = {.tokens = tokens,
                     .encoder = static_cast<std::int64_t>(id.value),
                     .num_cross_tokens = num_cross_tokens};
@@ -154,18 +158,26 @@ class EngineFixture {
   RequestId fork(RequestId id) {
     const RequestId child = engine.fork(id);
     requests[child] = requests.at(id);
+    max_new_[child] = max_new_.at(id);
+    num_prompt_[child] = num_prompt_.at(id);
     return child;
   }
 
-  void extend(RequestId id, Token token) {
-    engine.extend(id, token);
-    requests.at(id).tokens.push_back(token);
+  void extend(RequestId id, Token token) { extend(id, std::vector<Token>{token}, {}); }
+  void extend(RequestId id, const std::vector<Token>& tokens, const std::vector<Token>& drafts) {
+    engine.extend(id, tokens, drafts);
+    ToyRequest& request = requests.at(id);
+    request.tokens.insert(request.tokens.end(), tokens.begin(), tokens.end());
+    drafts_[id] = drafts;
   }
 
   void step_without_tokens() {
-    result =
-        engine.step([this](int layer, const ScheduledBatch& batch) { return qkv(layer, batch); },
-                    [this](int layer) { return output(layer); });
+    const auto step = [this] {
+      return engine.step(
+          [this](int layer, const ScheduledBatch& batch) { return qkv(layer, batch); },
+          [this](int layer) { return output(layer); });
+    };
+    result = take_step ? take_step(step) : step();
     if (result.num_tokens > 0 && compares) compare_layers();
     engine.scheduler().validate();
     engine.block_manager().validate();
@@ -179,8 +191,30 @@ class EngineFixture {
   void step() {
     step_without_tokens();
     for (const ReadyRequest& ready : result.ready) {
-      const std::vector<Token>& tokens = requests.at(ready.id).tokens;
-      extend(ready.id, static_cast<Token>((tokens.back() * 31 + std::ssize(tokens)) % 97));
+      extend(ready.id, next_token(requests.at(ready.id).tokens));
+    }
+  }
+
+  static Token next_token(const std::vector<Token>& tokens) {
+    return static_cast<Token>((tokens.back() * 31 + std::ssize(tokens)) % 97);
+  }
+
+  // Then for everyone who is ready as many tokens as its drafts have got right and one more, and
+  // the drafts that `guess` makes of what it has then.
+  using Guess = std::function<std::vector<Token>(const std::vector<Token>&)>;
+  void step_with_drafts(const Guess& guess) {
+    step_without_tokens();
+    for (const ReadyRequest& ready : result.ready) {
+      const std::vector<Token> drafts = drafts_[ready.id];
+      std::vector<Token> all = requests.at(ready.id).tokens;
+      std::vector<Token> tokens;
+      const std::int64_t left = max_new_.at(ready.id) - num_new(ready.id);
+      do {
+        tokens.push_back(next_token(all));
+        all.push_back(tokens.back());
+      } while (std::ssize(tokens) <= ready.num_drafts && std::ssize(tokens) < left &&
+               tokens.back() == drafts[tokens.size() - 1]);
+      extend(ready.id, tokens, guess(all));
     }
   }
 
@@ -191,6 +225,10 @@ class EngineFixture {
   }
 
  private:
+  std::int64_t num_new(RequestId id) const {
+    return std::ssize(requests.at(id).tokens) - num_prompt_.at(id);
+  }
+
   const AttentionSpec& spec_of(int layer) const {
     const EngineLayer& options = options_.layers[static_cast<std::size_t>(layer)];
     return options_.groups[static_cast<std::size_t>(options.group)].spec;
@@ -207,7 +245,7 @@ class EngineFixture {
       }
     };
     for (const ScheduledSequence& sequence : sequences_) {
-      const ToyRequest& request = requests.at(sequence.request);
+      const ToyRequest& request = seen_.at(sequence.request);
       const std::int64_t first = sequence.first_position;
       for (std::int64_t i = 0; !is_cross && i < sequence.num_tokens; ++i) {
         add_row(request.tokens[static_cast<std::size_t>(first + i)], first + i);
@@ -243,7 +281,15 @@ class EngineFixture {
   void take(const ScheduledBatch& batch) {
     sequences_.assign(batch.sequences().begin(), batch.sequences().end());
     for (const ScheduledSequence& sequence : sequences_) {
-      const ToyRequest& request = requests.at(sequence.request);
+      ToyRequest& request = seen_[sequence.request];
+      request = requests.at(sequence.request);
+      if (sequence.num_drafts > 0) {
+        const std::vector<Token>& drafts = drafts_.at(sequence.request);
+        EXPECT_EQ(std::ssize(request.tokens),
+                  sequence.first_position + sequence.num_tokens - sequence.num_drafts);
+        request.tokens.insert(request.tokens.end(), drafts.begin(),
+                              drafts.begin() + sequence.num_drafts);
+      }
       for (std::int64_t i = 0; i < sequence.num_tokens; ++i) {
         const auto row = static_cast<std::size_t>(sequence.first_row + i);
         EXPECT_EQ(batch.positions()[row], sequence.first_position + i);
@@ -278,7 +324,7 @@ class EngineFixture {
     const std::size_t row_size =
         static_cast<std::size_t>(spec.num_q_heads) * static_cast<std::size_t>(spec.value_dim);
     for (const ScheduledSequence& sequence : sequences_) {
-      const ToyRequest& request = requests.at(sequence.request);
+      const ToyRequest& request = seen_.at(sequence.request);
       for (std::int64_t i = 0; i < sequence.num_tokens; ++i) {
         const std::int64_t position = sequence.first_position + i;
         const std::vector<double> expected = plain_attention(toy, request, position);
@@ -304,7 +350,11 @@ class EngineFixture {
     ToyTensor out;
   };
 
-  std::vector<ScheduledSequence> sequences_;
+  std::map<RequestId, std::vector<Token>> drafts_;  // given with the last tokens
+  std::map<RequestId, std::int64_t> max_new_;
+  std::map<RequestId, std::int64_t> num_prompt_;
+  std::vector<ScheduledSequence> sequences_;  // of the batch under way
+  std::map<RequestId, ToyRequest> seen_;      // as they are in it, with drafts
   std::int64_t num_tokens_ = 0;
   std::vector<LayerTensors> layers_;
 };

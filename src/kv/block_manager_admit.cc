@@ -161,18 +161,25 @@ BlockManager::State::Need BlockManager::State::need_of(int g, std::int64_t num_t
   return need;
 }
 
+BlockManager::State::Need BlockManager::State::need_of_pool(std::size_t p, std::int64_t num_tokens,
+                                                            const AdmitOptions& request,
+                                                            const AdmissionPlan& plan) const {
+  Need need;
+  for (int g = 0; g < num_groups(); ++g) {
+    if (static_cast<std::size_t>(group(g).pool) != p) continue;
+    const Need more = need_of(g, num_tokens, request, plan);
+    need.now += more.now;
+    need.alone += more.alone;
+  }
+  return need;
+}
+
 AdmitStatus BlockManager::State::admit_status(const Prompt& prompt, const AdmitOptions& request,
                                               const AdmissionPlan& plan) const {
   const std::int64_t num_tokens = prompt.num_tokens() + request.num_lookahead;
   AdmitStatus status = AdmitStatus::kNow;
   for (std::size_t p = 0; p < pools.size(); ++p) {
-    Need need;
-    for (int g = 0; g < num_groups(); ++g) {
-      if (static_cast<std::size_t>(group(g).pool) != p) continue;
-      const Need more = need_of(g, num_tokens, request, plan);
-      need.now += more.now;
-      need.alone += more.alone;
-    }
+    const Need need = need_of_pool(p, num_tokens, request, plan);
     const BlockPool& device = pools[p].device;
     const std::int64_t watermark = is_broken(Mutant::kIgnoresWatermark) ? 0 : pools[p].watermark;
     if (device.num_usable() - need.alone < watermark) return AdmitStatus::kNever;
@@ -232,6 +239,16 @@ std::int64_t BlockManager::num_cached_tokens(const Prompt& prompt) const {
 AdmitStatus BlockManager::can_admit(const Prompt& prompt, const AdmitOptions& options) const {
   AdmissionPlan plan;
   return state_->plan_admission(prompt, options, plan);
+}
+
+std::int64_t BlockManager::num_blocks_to_admit(const Prompt& prompt, const AdmitOptions& options,
+                                               int pool) const {
+  const State& state = *state_;
+  state.require_pool(pool);
+  AdmissionPlan plan;
+  (void)state.plan_admission(prompt, options, plan);  // found beginning, with its tail or without
+  const std::int64_t num_tokens = prompt.num_tokens() + options.num_lookahead;
+  return state.need_of_pool(static_cast<std::size_t>(pool), num_tokens, options, plan).now;
 }
 
 std::optional<Admission> BlockManager::admit(const Prompt& prompt, const AdmitOptions& options) {

@@ -31,6 +31,16 @@ std::span<const BlockId> BlockManager::block_table(SequenceId id, int group) con
   return state_->find(id).table(group).blocks;
 }
 
+void BlockManager::State::require_pool(int pool) const {
+  require(pool >= 0 && static_cast<std::size_t>(pool) < pools.size(), "pool ", pool,
+          " is not one of the ", pools.size(), " pools");
+}
+
+std::int64_t BlockManager::num_available_blocks(int pool) const {
+  state_->require_pool(pool);
+  return state_->pools[static_cast<std::size_t>(pool)].device.num_available();
+}
+
 void BlockManager::reset_prefix_cache() {
   State& state = *state_;
   if (!state.options.prefix_cache) return;
@@ -60,8 +70,7 @@ void BlockManager::reset_prefix_cache() {
 
 bool BlockManager::resize(int pool, std::int64_t num_blocks) {
   State& state = *state_;
-  require(pool >= 0 && static_cast<std::size_t>(pool) < state.pools.size(), "pool ", pool,
-          " is not one of the ", state.pools.size(), " pools");
+  state.require_pool(pool);
   PoolState& target = state.pools[static_cast<std::size_t>(pool)];
   require(num_blocks >= 1 && num_blocks <= INT32_MAX, "pool ", pool,
           ": num_blocks must be between 1 and ", INT32_MAX, ", is ", num_blocks);

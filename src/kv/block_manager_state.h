@@ -114,8 +114,10 @@ struct BlockManager::State {
   const SequenceRecord& find(SequenceId id) const;
   SequenceRecord& find_resident(SequenceId id, const char* what);
   const SequenceRecord& find_resident(SequenceId id, const char* what) const;
+  const SequenceRecord& find_swapped(SequenceId id, std::int64_t num_tokens) const;
   SequenceId id_of(std::size_t record) const noexcept;
   void require_group(int g) const;
+  void require_pool(int pool) const;
   void add_record();
   std::size_t make_record();  // a free one, with num_groups tables; strong guarantee
   void free_record(SequenceRecord& sequence) noexcept;
@@ -148,6 +150,8 @@ struct BlockManager::State {
   };
   Need need_of(int g, std::int64_t num_tokens, const AdmitOptions& request,
                const AdmissionPlan& plan) const;
+  Need need_of_pool(std::size_t p, std::int64_t num_tokens, const AdmitOptions& request,
+                    const AdmissionPlan& plan) const;
   AdmitStatus admit_status(const Prompt& prompt, const AdmitOptions& request,
                            const AdmissionPlan& plan) const;
   AdmitStatus plan_admission(const Prompt& prompt, const AdmitOptions& request,
@@ -176,7 +180,10 @@ struct BlockManager::State {
   bool find_last_key(const SequenceRecord& sequence, std::int64_t num_full, Digest& key) const;
   std::int64_t num_held(const SequenceRecord& sequence, std::size_t p) const;
   void move_to_host(int g, BlockId& entry);
-  AdmitStatus swap_in_status(const SequenceRecord& sequence) const;
+  std::int64_t num_to_swap_in(const SequenceRecord& sequence, std::size_t p) const;
+  std::int64_t num_grown(const SequenceRecord& sequence, std::int64_t num_tokens,
+                         std::size_t p) const;
+  AdmitStatus swap_in_status(const SequenceRecord& sequence, std::int64_t num_tokens) const;
   void move_to_device(const SequenceRecord& sequence, int g, BlockId& entry);
 
   void validate() const;

@@ -51,8 +51,7 @@ std::int64_t BlockManager::num_blocks_to_append(SequenceId id, std::int64_t num_
   const std::int64_t limit = kMaxTokens - sequence.num_tokens - sequence.num_appended;
   require(num_tokens >= 0 && num_tokens <= limit, "sequence ", id, " can append between 0 and ",
           limit, " tokens, not ", num_tokens);
-  require(pool >= 0 && static_cast<std::size_t>(pool) < state.pools.size(), "pool ", pool,
-          " is not one of the ", state.pools.size(), " pools");
+  state.require_pool(pool);
   std::int64_t num_blocks = 0;
   for (int g = 0; g < state.num_groups(); ++g) {
     if (state.group(g).pool == pool) num_blocks += state.num_new_blocks(sequence, g, num_tokens);

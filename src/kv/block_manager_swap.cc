@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "base/check.h"
@@ -75,24 +76,50 @@ bool BlockManager::swap_out(SequenceId id) {
 }
 
 // Fills `found` with the blocks that still hold the content on the device.
-AdmitStatus BlockManager::State::swap_in_status(const SequenceRecord& sequence) const {
+std::int64_t BlockManager::State::num_to_swap_in(const SequenceRecord& sequence,
+                                                 std::size_t p) const {
+  const PoolState& pool = pools[p];
+  std::int64_t num_blocks = 0;
+  for (int g = 0; g < num_groups(); ++g) {
+    if (static_cast<std::size_t>(group(g).pool) != p) continue;
+    std::vector<BlockId>& hits = found[static_cast<std::size_t>(g)];
+    hits.clear();
+    reserve_more(hits, sequence.table(g).blocks.size());
+    for (const BlockId block : sequence.table(g).blocks) {
+      const bool is_known =
+          block != kNullBlock && sequence.shares && pool.host_index.contains(block);
+      hits.push_back(is_known ? pool.index.find(pool.host_index.key(block)) : kNullBlock);
+      if (block == kNullBlock) continue;
+      num_blocks += hits.back() == kNullBlock || pool.device.is_evictable(hits.back());
+    }
+  }
+  return num_blocks;
+}
+
+// Blocks for tokens that are appended once it is back. A last block that others find as a hit too
+// is shared, and copied before it is written.
+std::int64_t BlockManager::State::num_grown(const SequenceRecord& sequence, std::int64_t num_tokens,
+                                            std::size_t p) const {
+  if (num_tokens == 0) return 0;
+  const std::int64_t num_more =
+      num_blocks_for(sequence.num_tokens + num_tokens) - num_blocks_for(sequence.num_tokens);
+  const bool has_tail = sequence.num_tokens % options.block_size != 0;
+  std::int64_t num_blocks = 0;
+  for (int g = 0; g < num_groups(); ++g) {
+    if (static_cast<std::size_t>(group(g).pool) != p || is_cross(g)) continue;
+    const bool copies_tail = has_tail && found[static_cast<std::size_t>(g)].back() != kNullBlock;
+    num_blocks += num_more + (copies_tail ? 1 : 0);
+  }
+  return num_blocks;
+}
+
+AdmitStatus BlockManager::State::swap_in_status(const SequenceRecord& sequence,
+                                                std::int64_t num_tokens) const {
   AdmitStatus status = AdmitStatus::kNow;
   for (std::size_t p = 0; p < pools.size(); ++p) {
     const PoolState& pool = pools[p];
-    std::int64_t needed_now = 0;
-    for (int g = 0; g < num_groups(); ++g) {
-      if (static_cast<std::size_t>(group(g).pool) != p) continue;
-      std::vector<BlockId>& hits = found[static_cast<std::size_t>(g)];
-      hits.clear();
-      reserve_more(hits, sequence.table(g).blocks.size());
-      for (const BlockId block : sequence.table(g).blocks) {
-        const bool is_known =
-            block != kNullBlock && sequence.shares && pool.host_index.contains(block);
-        hits.push_back(is_known ? pool.index.find(pool.host_index.key(block)) : kNullBlock);
-        if (block == kNullBlock) continue;
-        needed_now += hits.back() == kNullBlock || pool.device.is_evictable(hits.back());
-      }
-    }
+    const std::int64_t needed_now =
+        num_to_swap_in(sequence, p) + num_grown(sequence, num_tokens, p);
     // A sequence may have grown into the watermark: what it leaves when alone is enough.
     const std::int64_t left_alone = pool.device.num_usable() - num_held(sequence, p);
     if (left_alone < 0) return AdmitStatus::kNever;
@@ -102,11 +129,28 @@ AdmitStatus BlockManager::State::swap_in_status(const SequenceRecord& sequence) 
   return status;
 }
 
-AdmitStatus BlockManager::can_swap_in(SequenceId id) const {
-  const SequenceRecord& sequence = state_->find(id);
+const SequenceRecord& BlockManager::State::find_swapped(SequenceId id,
+                                                        std::int64_t num_tokens) const {
+  constexpr std::int64_t kMaxTokens = std::numeric_limits<std::int32_t>::max();
+  const SequenceRecord& sequence = find(id);
   require(sequence.status == SequenceRecord::Status::kSwapped, "sequence ", id,
           " is not swapped out");
-  return state_->swap_in_status(sequence);
+  require(num_tokens >= 0 && num_tokens <= kMaxTokens - sequence.num_tokens, "sequence ", id,
+          " can append between 0 and ", kMaxTokens - sequence.num_tokens, " tokens, not ",
+          num_tokens);
+  return sequence;
+}
+
+AdmitStatus BlockManager::can_swap_in(SequenceId id, std::int64_t num_tokens) const {
+  return state_->swap_in_status(state_->find_swapped(id, num_tokens), num_tokens);
+}
+
+std::int64_t BlockManager::num_blocks_to_swap_in(SequenceId id, std::int64_t num_tokens,
+                                                 int pool) const {
+  const SequenceRecord& sequence = state_->find_swapped(id, num_tokens);
+  state_->require_pool(pool);
+  const auto p = static_cast<std::size_t>(pool);
+  return state_->num_to_swap_in(sequence, p) + state_->num_grown(sequence, num_tokens, p);
 }
 
 void BlockManager::State::move_to_device(const SequenceRecord& sequence, int g, BlockId& entry) {

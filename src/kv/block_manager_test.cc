@@ -281,6 +281,30 @@ TEST(BlockManager, SwapsOutAndIn) {
   manager.validate();
 }
 
+// What admit, swap_in and append would take, and what there is to take it from.
+TEST(BlockManager, CountsTheBlocksThatAreMissing) {
+  BlockManager manager(options_of(8));  // 7 usable
+  const SequenceId id = admit_and_compute(manager, prompt_of(10));
+  EXPECT_EQ(manager.num_available_blocks(0), 4);
+  EXPECT_EQ(manager.num_blocks_to_admit(prompt_of(18, 100), {.num_lookahead = 3}, 0), 6);
+  EXPECT_EQ(manager.num_blocks_to_admit(prompt_of(18), {}, 0), 3);  // two are shared
+  EXPECT_EQ(manager.can_admit(prompt_of(18, 100)), AdmitStatus::kLater);
+  ASSERT_TRUE(manager.swap_out(id));
+  manager.complete_copies(manager.take_copies().ticket);
+  EXPECT_EQ(manager.num_available_blocks(0), 7);
+  EXPECT_EQ(manager.num_blocks_to_admit(prompt_of(18), {}, 0), 5);  // two are found, but not held
+  EXPECT_EQ(manager.num_blocks_to_swap_in(id, 0, 0), 3);
+  EXPECT_EQ(manager.num_blocks_to_swap_in(id, 3, 0), 4);  // the third has room for two
+  EXPECT_EQ(manager.can_swap_in(id, 18), AdmitStatus::kNow);
+  EXPECT_EQ(manager.can_swap_in(id, 19), AdmitStatus::kLater);
+  EXPECT_THROW((void)manager.can_swap_in(id, -1), Error);
+  EXPECT_THROW((void)manager.num_available_blocks(1), Error);
+  EXPECT_THROW((void)manager.num_blocks_to_admit(prompt_of(18), {}, -1), Error);
+  ASSERT_TRUE(manager.swap_in(id));
+  EXPECT_TRUE(manager.append(id, 18));
+  EXPECT_EQ(manager.num_available_blocks(0), 0);
+}
+
 TEST(BlockManager, AResetForgetsWhatLiveSequencesHoldToo) {
   BlockManager manager(options_of(20));
   const SequenceId id = admit_and_compute(manager, prompt_of(9));

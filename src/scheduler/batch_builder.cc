@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <utility>
 
 #include "base/check.h"
+#include "kv/reserve_more.h"
 
 namespace quire {
 
@@ -40,31 +42,48 @@ BatchBuilder::BatchBuilder(const BatchLimits& limits, std::size_t num_groups) : 
   clear();
 }
 
-void BatchBuilder::clear() {
+void BatchBuilder::clear() noexcept {
   batch_.sequences_.clear();
   batch_.ids_.clear();
   batch_.tokens_.clear();
   batch_.positions_.clear();
   batch_.num_cross_rows_ = 0;
-  batch_.copies_.clear();
-  batch_.copy_ends_.clear();
   batch_.group_copies_.clear();
   batch_.stages_.clear();
+  drop_stages(std::exchange(num_stages_run_, 0));
 }
 
-void BatchBuilder::add(const RequestRecord& request, std::int64_t num_tokens) {
+void BatchBuilder::drop_stages(std::size_t num_stages) noexcept {
+  if (num_stages == 0) return;
+  const std::size_t num_ends = num_stages * batch_.groups_.size();
+  const std::size_t num_copies = batch_.copy_ends_[num_ends - 1].back();
+  batch_.copies_.erase(batch_.copies_.begin(),
+                       batch_.copies_.begin() + static_cast<std::ptrdiff_t>(num_copies));
+  batch_.copy_ends_.erase(batch_.copy_ends_.begin(),
+                          batch_.copy_ends_.begin() + static_cast<std::ptrdiff_t>(num_ends));
+  for (std::array<std::size_t, 4>& ends : batch_.copy_ends_) {
+    for (std::size_t& end : ends) end -= num_copies;
+  }
+}
+
+void BatchBuilder::add(const RequestRecord& request, std::int64_t num_tokens,
+                       std::int64_t num_drafts) {
   const std::int64_t first = request.num_computed;
+  const std::int64_t num_own = num_tokens - num_drafts;
   batch_.sequences_.push_back({.request = request.id(),
                                .sequence = request.sequence,
                                .first_position = first,
                                .first_row = batch_.num_tokens(),
                                .num_tokens = num_tokens,
+                               .num_drafts = num_drafts,
                                .num_cross_rows = request.num_cross_rows(),
-                               .is_last_chunk = num_tokens == request.num_to_compute()});
+                               .is_last_chunk = num_own == request.num_to_compute()});
   batch_.ids_.push_back(request.sequence);
-  const RequestRecord::Runs runs = request.tokens(first, num_tokens);
+  const RequestRecord::Runs runs = request.tokens(first, num_own);
   batch_.tokens_.insert(batch_.tokens_.end(), runs.in_prompt.begin(), runs.in_prompt.end());
   batch_.tokens_.insert(batch_.tokens_.end(), runs.behind.begin(), runs.behind.end());
+  batch_.tokens_.insert(batch_.tokens_.end(), request.drafts.begin(),
+                        request.drafts.begin() + static_cast<std::ptrdiff_t>(num_drafts));
   for (std::int64_t i = 0; i < num_tokens; ++i) {
     batch_.positions_.push_back(static_cast<std::int32_t>(first + i));
   }
@@ -72,9 +91,18 @@ void BatchBuilder::add(const RequestRecord& request, std::int64_t num_tokens) {
 }
 
 void BatchBuilder::take_copies(BlockManager& manager) {
-  const CopyLists lists = manager.take_copies();
-  if (lists.num_copies > 0) {
-    for (const GroupCopies& group : lists.groups) {
+  store_taken(manager);
+  taken_ = manager.take_copies();
+  store_taken(manager);
+}
+
+// The manager's lists stay valid until it is asked again: if memory runs out here they are kept.
+void BatchBuilder::store_taken(BlockManager& manager) {
+  if (!taken_) return;
+  if (taken_->num_copies > 0) {
+    reserve_more(batch_.copies_, static_cast<std::size_t>(taken_->num_copies));
+    reserve_more(batch_.copy_ends_, taken_->groups.size());
+    for (const GroupCopies& group : taken_->groups) {
       std::array<std::size_t, 4> ends{};
       std::size_t direction = 0;
       for (const std::span<const BlockCopy> copies :
@@ -85,11 +113,14 @@ void BatchBuilder::take_copies(BlockManager& manager) {
       batch_.copy_ends_.push_back(ends);
     }
   }
-  manager.complete_copies(lists.ticket);
+  manager.complete_copies(taken_->ticket);
+  taken_.reset();
 }
 
 // Only now, because the copies may have moved while stages were added.
 void BatchBuilder::point_at_copies() {
+  batch_.group_copies_.clear();
+  batch_.stages_.clear();
   const std::span<const BlockCopy> all = batch_.copies_;
   std::size_t begin = 0;
   const auto next = [&](std::size_t end) {

@@ -27,7 +27,7 @@ class Inbox {
     return {++last_id_};
   }
 
-  // For a request that is made inside the scheduler.
+  // For a request that is made inside the scheduler. Does not allocate, as drain.
   RequestId take_id() {
     const std::lock_guard lock(mutex_);
     ++num_unfinished_;
@@ -52,9 +52,8 @@ class Inbox {
   }
 
   // Everything since the last call, in order. The vectors given become the next buffers.
+  // REQUIRES: they are empty.
   void drain(std::vector<Submission>& submissions, std::vector<RequestId>& cancels) {
-    submissions.clear();
-    cancels.clear();
     const std::lock_guard lock(mutex_);
     submissions.swap(submissions_);
     cancels.swap(cancels_);

@@ -116,6 +116,28 @@ TEST_P(PreemptionWays, Swap) {
 INSTANTIATE_TEST_SUITE_P(PrefixCache, PreemptionWays, ::testing::Bool(),
                          [](const auto& way) { return way.param ? "on" : "off"; });
 
+// All three are allowed and possible: what they cost decides.
+TEST(Preemption, CostsAloneChooseTheWay) {
+  const PreemptionOptions slow_copies{.token_seconds = 1, .byte_seconds = 1};
+  const SchedulerStats partial = play(slow_copies, false).stats;
+  EXPECT_GT(partial.num_partial_releases, 0);
+  EXPECT_EQ(partial.num_swaps, 0);
+
+  const PreemptionOptions fast_copies{.token_seconds = 1, .byte_seconds = 0};
+  const SchedulerStats swap = play(fast_copies, false).stats;
+  EXPECT_GT(swap.num_swaps, 0);
+  EXPECT_EQ(swap.num_partial_releases + swap.num_recomputes, 0);
+
+  // A request of one block has no tail to give up but all of it.
+  SchedulerFixture f({.max_tokens = 32, .max_sequences = 4, .preemption = slow_copies},
+                     one_group(2));
+  f.submit(token_run(0, 4), 5);
+  f.submit(token_run(100, 3), 2);
+  EXPECT_TRUE(f.run());
+  EXPECT_GT(f.scheduler.stats().num_recomputes, 0);
+  EXPECT_EQ(f.scheduler.stats().num_partial_releases, 0);
+}
+
 // The blocks of a swap serve in the same step: the copies are a stage of their own, in order.
 TEST(Preemption, ASwapGivesItsBlocksInTheSameStep) {
   SchedulerFixture f = make_tight(kSwapOnly);

@@ -42,7 +42,9 @@ void Scheduler::State::validate_request(RequestIndex index) const {
   check(manager->num_tokens(request.sequence) == request.num_computed, "differs from its sequence");
   check(manager->is_swapped(request.sequence) == (request.status == In::kSwapped),
         "is swapped out or is not");
-  check(manager->num_appended(request.sequence) == request.num_scheduled, "has lost slots");
+  check(request.num_drafted == 0 || request.needs_token, "has drafts and is not asked");
+  check(manager->num_appended(request.sequence) == request.num_scheduled + request.num_drafted,
+        "has lost slots");
 }
 
 void Scheduler::State::validate() const {

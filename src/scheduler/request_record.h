@@ -39,6 +39,7 @@ struct RequestRecord {
 
   Status status = Status::kFree;
   Rank rank{};
+  std::int32_t priority = 0;
   Prompt prompt;
   std::vector<Token> new_tokens;
   std::int64_t num_in_prompt = 0;  // of new_tokens
@@ -47,7 +48,9 @@ struct RequestRecord {
   std::optional<std::chrono::nanoseconds> deadline;
   SequenceId sequence{};
   std::int64_t num_computed = 0;   // tokens committed to the sequence
-  std::int64_t num_scheduled = 0;  // appended for the step under way
+  std::int64_t num_scheduled = 0;  // appended for the step under way, drafts included
+  std::vector<Token> drafts;       // guesses of the tokens that follow
+  std::int64_t num_drafted = 0;    // of drafts: computed in slots that are not committed
   bool cross_is_stored = false;
   bool needs_token = false;  // everything is computed: the caller has the word
 
@@ -55,6 +58,7 @@ struct RequestRecord {
   std::int64_t num_tokens() const noexcept {
     return prompt.num_tokens() + static_cast<std::int64_t>(new_tokens.size()) - num_in_prompt;
   }
+  bool is_decode() const noexcept { return num_to_compute() == 1; }
   std::int64_t num_to_compute() const noexcept { return num_tokens() - num_computed; }
   // With all the tokens that may still come.
   std::int64_t final_length() const noexcept {

@@ -10,9 +10,11 @@
 #include <limits>
 #include <memory>
 #include <span>
+#include <string>
 #include <utility>
 
 #include "base/check.h"
+#include "kv/reserve_more.h"
 #include "scheduler/scheduler_state.h"
 
 namespace quire {
@@ -92,6 +94,7 @@ Scheduler::State::State(const SchedulerOptions& options_, const BlockManagerOpti
                .max_sequences = options.max_sequences,
                .max_cross_rows = options.max_cross_tokens},
               blocks.groups.size()) {
+  ready.reserve(static_cast<std::size_t>(options.max_sequences));
   require(block_size >= 1, "block_size must be at least 1, is ", block_size);
   for (const LayerGroup& group : blocks.groups) {
     const bool is_cross = group.alignment == Alignment::kUnaligned;
@@ -147,6 +150,7 @@ void Scheduler::State::require_between_steps(const char* call) const {
 
 // A free record, and room in every list for all records, so that moving requests never throws.
 RequestIndex Scheduler::State::make_record() {
+  reserve_more(finished, by_id.size() + 1);
   if (free_records.empty()) {
     for (RankedList* list : {&running, &waiting, &paused}) list->reserve(records.size() + 1);
     if (free_records.capacity() <= records.size()) free_records.reserve(2 * records.size() + 16);
@@ -165,28 +169,65 @@ void Scheduler::State::accept(Submission& submission) {
           ? request.priority
           : static_cast<std::int64_t>(request.priority) * options.aging_steps + counters.num_steps;
   made.rank = {.key = key, .id = submission.id};
-  made.prompt = std::move(request.prompt);
+  made.priority = request.priority;
+  made.prompt = request.prompt;
   made.max_new_tokens = request.max_new_tokens;
   made.num_cross_tokens = request.num_cross_tokens;
   made.deadline = request.deadline;
   made.new_tokens.reserve(
       static_cast<std::size_t>(std::min(request.max_new_tokens, kMaxReservedTokens)));
+  reserve_more(deadlines, 1);
+  std::string too_large = why_too_large(made);
   by_id.emplace(submission.id.value, index);
+  // From here on nothing throws.
   add_deadline(made);
   free_records.pop_back();
   ++counters.num_submitted;
   enter_waiting(index, RequestRecord::Status::kWaiting);
-  if (is_too_large(made)) end(index, FinishReason::kTooLarge);
+  if (!too_large.empty()) end(index, FinishReason::kTooLarge, std::move(too_large));
 }
 
 // The last token that is added is never computed.
-bool Scheduler::State::is_too_large(const RequestRecord& request) const {
-  if (request.final_length() > std::min(options.max_length, options.max_total_length)) return true;
-  if (request.num_cross_tokens > options.max_cross_tokens) return true;
-  const AdmitOptions all{.num_lookahead = std::max<std::int64_t>(request.max_new_tokens - 1, 0),
+std::string Scheduler::State::why_too_large(const RequestRecord& request) const {
+  const auto size = [this](std::int64_t num_tokens) {
+    return concat(num_tokens, " tokens, ", num_tokens * options.preemption.token_bytes, " bytes");
+  };
+  const std::int64_t limit = std::min(options.max_length, options.max_total_length);
+  if (request.final_length() > limit) {
+    return concat("may come to ", size(request.final_length()), " of K and V; the limit is ",
+                  size(limit));
+  }
+  if (request.num_cross_tokens > options.max_cross_tokens) {
+    return concat("its encoder has ", request.num_cross_tokens, " tokens; a step takes at most ",
+                  options.max_cross_tokens);
+  }
+  const std::int64_t num_added =
+      std::max<std::int64_t>(request.final_length() - request.prompt.num_tokens() - 1, 0);
+  const AdmitOptions all{.num_lookahead = num_added,
                          .max_chunk = options.max_chunk,
                          .num_cross_tokens = request.num_cross_tokens};
-  return manager->can_admit(request.prompt, all) == AdmitStatus::kNever;
+  if (manager->can_admit(request.prompt, all) != AdmitStatus::kNever) return {};
+  return concat("needs ", size(request.prompt.num_tokens() + num_added),
+                " of K and V; alone in the cache it would find ",
+                size(max_tokens_alone(request.num_cross_tokens)));
+}
+
+std::int64_t Scheduler::State::max_tokens_alone(std::int64_t num_cross_tokens) const {
+  const Token any = 0;
+  const Prompt one = Prompt::unhashed(std::span(&any, 1), static_cast<int>(block_size));
+  const auto fits = [&](std::int64_t num_tokens) {
+    const AdmitOptions all{.num_lookahead = num_tokens - 1,
+                           .max_chunk = options.max_chunk,
+                           .num_cross_tokens = num_cross_tokens};
+    return manager->can_admit(one, all) != AdmitStatus::kNever;
+  };
+  std::int64_t most = 0;
+  std::int64_t too_many = kMaxLength;
+  while (too_many - most > 1) {
+    const std::int64_t middle = most + (too_many - most) / 2;
+    (fits(middle) ? most : too_many) = middle;
+  }
+  return most;
 }
 
 void Scheduler::State::add_deadline(const RequestRecord& request) {
@@ -231,24 +272,29 @@ void Scheduler::State::free_sequence(RequestRecord& request) {
   request.cross_is_stored = false;
 }
 
-void Scheduler::State::end(RequestIndex index, FinishReason reason) {
+void Scheduler::State::end(RequestIndex index, FinishReason reason, std::string detail) {
   RequestRecord& request = record(index);
   finished.push_back({.id = request.id(),
                       .reason = reason,
-                      .num_new_tokens = static_cast<std::int64_t>(request.new_tokens.size())});
+                      .num_new_tokens = static_cast<std::int64_t>(request.new_tokens.size()),
+                      .detail = std::move(detail)});
   free_sequence(request);
   leave_lists(index);
   by_id.erase(request.id().value);
-  std::vector<Token> tokens = std::move(request.new_tokens);  // its memory serves the next request
+  // Their memory serves the next request.
+  std::vector<Token> tokens = std::move(request.new_tokens);
+  std::vector<Token> drafts = std::move(request.drafts);
   tokens.clear();
+  drafts.clear();
   request = {};
   request.new_tokens = std::move(tokens);
+  request.drafts = std::move(drafts);
   free_records.push_back(index);
   ++counters.num_finished[static_cast<std::size_t>(reason)];
   inbox.note_end();
 }
 
-void Scheduler::extend(RequestId id, std::span<const Token> tokens) {
+void Scheduler::extend(RequestId id, std::span<const Token> tokens, std::span<const Token> drafts) {
   State& state = *state_;
   state.require_between_steps("extend");
   const RequestIndex index = state.index_of(id);
@@ -256,11 +302,42 @@ void Scheduler::extend(RequestId id, std::span<const Token> tokens) {
   require(request.needs_token, "request ", id.value, " is not ready for a token");
   const std::int64_t left =
       request.max_new_tokens - static_cast<std::int64_t>(request.new_tokens.size());
-  require(!tokens.empty() && static_cast<std::int64_t>(tokens.size()) <= left, "request ", id.value,
+  require(!tokens.empty() && std::ssize(tokens) <= left, "request ", id.value,
           " can take between 1 and ", left, " tokens, not ", tokens.size());
+  // The last token that may come is never computed, so that no draft stands for it.
+  const std::int64_t num_drafts =
+      std::clamp<std::int64_t>(left - std::ssize(tokens) - 1, 0, std::ssize(drafts));
+  reserve_more(request.new_tokens, tokens.size());
+  request.drafts.reserve(static_cast<std::size_t>(num_drafts));
+  state.settle_drafts(request, tokens);
+  // From here on nothing throws.
   request.new_tokens.insert(request.new_tokens.end(), tokens.begin(), tokens.end());
+  request.drafts.assign(drafts.begin(), drafts.begin() + num_drafts);
   request.needs_token = false;
-  if (static_cast<std::int64_t>(tokens.size()) == left) state.end(index, FinishReason::kLength);
+  if (std::ssize(tokens) == left) state.end(index, FinishReason::kLength);
+}
+
+// The last of the tokens is computed in any case: its row decides the next one.
+void Scheduler::State::settle_drafts(RequestRecord& request, std::span<const Token> tokens) {
+  if (request.num_drafted == 0) return;
+  const auto limit = std::min(static_cast<std::size_t>(request.num_drafted), tokens.size() - 1);
+  std::size_t num_equal = 0;
+  while (num_equal < limit && tokens[num_equal] == request.drafts[num_equal]) ++num_equal;
+  if (num_equal > 0) {
+    builder.take_copies(*manager);  // a step that ran out of memory may have left some
+    manager->commit(request.sequence, tokens.first(num_equal));
+  }
+  const auto num_kept = static_cast<std::int64_t>(num_equal);
+  request.num_computed += num_kept;
+  request.num_drafted -= num_kept;
+  counters.num_accepted_drafts += num_kept;
+  drop_drafts(request);
+}
+
+void Scheduler::State::drop_drafts(RequestRecord& request) {
+  if (request.num_drafted > 0) manager->rollback(request.sequence, request.num_drafted);
+  request.num_drafted = 0;
+  request.drafts.clear();
 }
 
 void Scheduler::finish(RequestId id) {
@@ -270,28 +347,36 @@ void Scheduler::finish(RequestId id) {
 
 // Where the request has no blocks on the device, its second self finds what the prefix cache has.
 RequestId Scheduler::fork(RequestId id) {
+  constexpr std::uint64_t kNoId = 0;
   State& state = *state_;
   state.require_between_steps("fork");
-  const RequestIndex parent_index = state.index_of(id);
+  RequestRecord& parent = state.record(state.index_of(id));
   const RequestIndex index = state.make_record();
-  const RequestRecord& parent = state.record(parent_index);
   RequestRecord child = parent;
   child.new_tokens.reserve(parent.new_tokens.capacity());
-  child.rank.id = state.inbox.take_id();
+  child.drafts.clear();
+  child.num_drafted = 0;
   child.sequence = {};
   if (!parent.holds_blocks()) {
     child.num_computed = 0;
     child.cross_is_stored = false;
   }
+  reserve_more(state.deadlines, 1);
+  state.by_id.reserve(state.by_id.size() + 1);
+  const auto place = state.by_id.emplace(kNoId, index).first;  // until the id is known
   try {
-    state.by_id.emplace(child.id().value, index);
-    state.add_deadline(child);  // of no effect if the id is never used
+    state.drop_drafts(parent);  // guesses: what they were for is computed again
     if (parent.holds_blocks()) child.sequence = state.manager->fork(parent.sequence);
   } catch (...) {
-    state.by_id.erase(child.id().value);
-    state.inbox.note_end();
+    state.by_id.erase(place);
     throw;
   }
+  // From here on nothing throws.
+  child.rank.id = state.inbox.take_id();
+  auto node = state.by_id.extract(place);
+  node.key() = child.id().value;
+  state.by_id.insert(std::move(node));
+  state.add_deadline(child);
   state.record(index) = std::move(child);
   state.free_records.pop_back();
   ++state.counters.num_submitted;
@@ -313,18 +398,23 @@ std::span<const Token> Scheduler::new_tokens(RequestId id) const {
 void Scheduler::State::commit(const ScheduledSequence& scheduled) {
   const RequestIndex index = by_id.at(scheduled.request.value);
   RequestRecord& request = record(index);
-  const RequestRecord::Runs runs = request.tokens(request.num_computed, scheduled.num_tokens);
+  const std::int64_t num_own = scheduled.num_tokens - scheduled.num_drafts;
+  const RequestRecord::Runs runs = request.tokens(request.num_computed, num_own);
   if (!runs.in_prompt.empty()) {
     manager->commit_prompt(request.sequence, static_cast<std::int64_t>(runs.in_prompt.size()));
   }
   if (!runs.behind.empty()) manager->commit(request.sequence, runs.behind);
-  request.num_computed += scheduled.num_tokens;
+  request.num_computed += num_own;
   request.num_scheduled = 0;
+  request.num_drafted = scheduled.num_drafts;
+  counters.num_drafts += scheduled.num_drafts;
   request.cross_is_stored = request.num_cross_tokens > 0;
   if (request.num_to_compute() > 0) return;
   if (request.max_new_tokens == 0) return end(index, FinishReason::kLength);
   request.needs_token = true;
-  ready.push_back({.id = request.id(), .row = scheduled.first_row + scheduled.num_tokens - 1});
+  ready.push_back({.id = request.id(),
+                   .row = scheduled.first_row + num_own - 1,
+                   .num_drafts = scheduled.num_drafts});
 }
 
 StepResult Scheduler::commit(const ScheduledBatch& batch) {
@@ -334,6 +424,7 @@ StepResult Scheduler::commit(const ScheduledBatch& batch) {
   state.ready.clear();
   for (const ScheduledSequence& scheduled : batch.sequences()) state.commit(scheduled);
   state.is_in_flight = false;
+  state.builder.note_run(batch.copies().size());
   state.counters.num_tokens += batch.num_tokens();
   state.reported.clear();
   state.reported.swap(state.finished);
@@ -343,14 +434,22 @@ StepResult Scheduler::commit(const ScheduledBatch& batch) {
           .finished = state.reported};
 }
 
-void Scheduler::abandon(const ScheduledBatch& batch) {
+bool Scheduler::has_batch() const noexcept {
+  return state_->is_in_flight;
+}
+
+void Scheduler::abandon(const ScheduledBatch& batch, std::size_t num_stages) {
   State& state = *state_;
   require(state.is_in_flight && &batch == &state.builder.batch(),
           "abandon: not the batch of the last schedule, or done with already");
+  require(num_stages <= batch.copies().size(), "abandon: the batch has ", batch.copies().size(),
+          " stages of copies, not ", num_stages);
+  state.builder.note_run(num_stages);
   for (const ScheduledSequence& scheduled : batch.sequences()) {
     state.manager->rollback(scheduled.sequence, scheduled.num_tokens);
     state.record(state.by_id.at(scheduled.request.value)).num_scheduled = 0;
   }
+  --state.counters.num_steps;
   state.is_in_flight = false;
 }
 

@@ -1,16 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a Scheduler holds. The calls are in scheduler.cc, the making of a batch in schedule.cc.
+// What a Scheduler holds. The calls are in scheduler.cc, the making of a batch in schedule.cc, who
+// starts in admission.cc, and who gives up blocks in preemption.cc.
 //
 // Invariants, checked by validate(): a request is in `running` or in `waiting`, as its status says,
 // and in `paused` too if it is paused; num_computed is what the manager has; at most max_sequences
 // run.
+//
+// Allocations: the lists have room for all records, and `finished` and `reported` for all requests
+// to end. So a request moves between lists, ends and is committed without allocating; what may
+// throw (records, prompts, calls of the manager that take blocks) comes before a change of state.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <span>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -52,8 +60,10 @@ struct Scheduler::State {
   BatchBuilder builder;
   bool is_in_flight = false;
   bool has_preempted = false;           // in this step
-  std::vector<Submission> submissions;  // scratch
-  std::vector<RequestId> cancels;       // scratch
+  std::int64_t num_kept_tokens = 0;     // of the budget, for decodes that come later in this step
+  std::vector<Submission> submissions;  // taken from the inbox
+  std::size_t num_accepted = 0;         // of submissions
+  std::vector<RequestId> cancels;       // taken from the inbox, after submissions
   std::vector<ReadyRequest> ready;
   std::vector<FinishedRequest> finished;  // since the last commit
   std::vector<FinishedRequest> reported;  // by the last commit
@@ -65,47 +75,81 @@ struct Scheduler::State {
   RequestIndex make_record();
   void require_between_steps(const char* call) const;
   void accept(Submission& submission);
-  bool is_too_large(const RequestRecord& request) const;
+  // Why it can never run; empty: it can.
+  std::string why_too_large(const RequestRecord& request) const;
+  std::int64_t max_tokens_alone(std::int64_t num_cross_tokens) const;
   void add_deadline(const RequestRecord& request);
-  void end(RequestIndex index, FinishReason reason);
+  void end(RequestIndex index, FinishReason reason, std::string detail = {});
   void free_sequence(RequestRecord& request);
   void leave_lists(RequestIndex index);
   void enter_running(RequestIndex index);
   void enter_waiting(RequestIndex index, RequestRecord::Status status);
   bool has_room_to_run(const RequestRecord& request) const;
+  // Commits the drafts that equal the tokens which were added, and drops the others.
+  void settle_drafts(RequestRecord& request, std::span<const Token> tokens);
+  void drop_drafts(RequestRecord& request);
 
   // A step.
   void begin_step();
+  void accept_all();
   void expire();
   void continue_running();
+  void continue_one(RequestRecord& request);
+  std::int64_t num_tokens_left() const { return builder.num_tokens_left() - num_kept_tokens; }
+  std::int64_t num_drafts_for(const RequestRecord& request, std::int64_t num_tokens) const;
   bool append_or_preempt(const RequestRecord& request, std::int64_t num_tokens);
-  void add_to_batch(RequestRecord& request, std::int64_t num_tokens);
+  void add_to_batch(RequestRecord& request, std::int64_t num_tokens, std::int64_t num_drafts);
+  void undo_schedule();
 
   // Preemption.
-  enum class Holders : std::uint8_t { kPaused, kRunning, kAll };
+  enum class Holders : std::uint8_t { kPaused, kRunning, kAll, kPausedAndLowerClass, kLowerClass };
   std::optional<RequestIndex> last_holder_below(const RequestRecord& request, Holders who) const;
-  std::int64_t num_entries_missing(const RequestRecord& request, std::int64_t num_tokens) const;
+  // Table entries that give so many blocks of every pool if nobody shares them; at least one.
+  template <class F>
+  std::int64_t num_entries_for(const F& num_missing_in) const {
+    std::int64_t num_entries = 1;
+    for (std::size_t p = 0; p < num_groups_of.size(); ++p) {
+      if (num_groups_of[p] == 0) continue;
+      const std::int64_t num_blocks = num_missing_in(static_cast<int>(p));
+      num_entries = std::max(num_entries, (num_blocks + num_groups_of[p] - 1) / num_groups_of[p]);
+    }
+    return num_entries;
+  }
+  std::int64_t num_held(const RequestRecord& request, int pool) const;
   // Gives back the blocks of its last num_entries table entries, or all of them, and its place.
   void preempt(RequestIndex index, std::int64_t num_entries);
 
   // Admission.
   enum class Start : std::uint8_t {
-    kDone,     // it runs, or has ended because it cannot
-    kBlocked,  // blocks are missing
-    kFull,     // no more may run
+    kDone,      // it runs, or has ended because it cannot
+    kBlocked,   // blocks are missing
+    kFull,      // no more may run
+    kNextStep,  // no more rows of encoders fit in this one
+  };
+  // What a request that starts must leave free.
+  enum class Turn : std::uint8_t {
+    kLast,    // all that the running ones have still to compute
+    kByRank,  // what those above it have; the others have not had their turn yet
   };
   void admit_waiting();
+  bool start_before(const RequestRecord& next);
   Start start_by_force(RequestIndex index);
+  Start start_over_lower_classes(RequestIndex index);
+  bool is_enough(const RequestRecord& request) const;
+  std::int64_t num_missing(const RequestRecord& request, Turn turn, int pool) const;
   struct Choice {
     RequestIndex first = 0;  // by rank
     RequestIndex best = 0;   // to be tried before it
   };
   std::optional<Choice> choose_waiting();
   bool waits_for_shared(const RequestRecord& request, std::int64_t num_cached) const;
-  Start start(RequestIndex index);
-  std::int64_t num_outstanding() const;
-  bool start_new(RequestRecord& request);
-  bool start_paused(const RequestRecord& request) const;
+  Start start(RequestIndex index, Turn turn);
+  std::int64_t num_outstanding(const RequestRecord& request, Turn turn) const;
+  bool start_new(RequestRecord& request, Turn turn);
+  bool start_swapped(const RequestRecord& request, Turn turn);
+  bool start_paused(const RequestRecord& request, Turn turn) const;
+  // Tokens for which a request that is resident must find room to start.
+  std::int64_t num_wanted(const RequestRecord& request, Turn turn) const;
   AdmitOptions admit_options(const RequestRecord& request, std::int64_t num_beside) const;
   void fold_tokens(RequestRecord& request);
 

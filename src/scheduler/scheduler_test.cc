@@ -161,6 +161,14 @@ TEST(Scheduler, WhatNeverFitsEndsAtOnce) {
   EXPECT_TRUE(f.run());
   EXPECT_EQ(f.reason(too_many_blocks), FinishReason::kTooLarge);
   EXPECT_EQ(f.reason(too_long), FinishReason::kTooLarge);
+  EXPECT_EQ(
+      f.finished.at(too_many_blocks).detail,
+      "needs 25 tokens, 3276800 bytes of K and V; alone in the cache it would find 24 tokens, "
+      "3145728 bytes");
+  EXPECT_EQ(f.finished.at(too_long).detail,
+            "may come to 31 tokens, 4063232 bytes of K and V; the limit is 30 tokens, 3932160 "
+            "bytes");
+  EXPECT_EQ(f.finished.at(fits).detail, "");
   EXPECT_EQ(f.reason(fits), FinishReason::kLength);
 }
 
@@ -285,6 +293,28 @@ TEST(Scheduler, AnAbandonedBatchIsScheduledAgain) {
   f.manager.validate();
   EXPECT_EQ(f.step().at(0).num_tokens, 6);
   EXPECT_TRUE(f.run());
+}
+
+// What has not run of the copies comes first in the next batch, in its order.
+TEST(Scheduler, CopiesOfAnAbandonedBatchAreKeptUntilTheyHaveRun) {
+  SchedulerFixture f({.max_tokens = 16, .max_sequences = 4}, one_group(16));
+  const RequestId first = f.submit(token_run(0, 6), 3);
+  f.step_without_tokens();
+  const RequestId second = f.scheduler.fork(first);
+  f.scheduler.extend(first, 1);
+  f.scheduler.extend(second, 2);
+  const ScheduledBatch& batch = f.scheduler.schedule(f.manager);
+  ASSERT_EQ(batch.copies().size(), 1U);
+  const BlockCopy copy = batch.copies()[0].groups[0].on_device[0];
+  EXPECT_THROW(f.scheduler.abandon(batch, 2), Error);
+  f.scheduler.abandon(batch, 0);
+  EXPECT_EQ(&f.scheduler.schedule(f.manager), &batch);
+  ASSERT_EQ(batch.copies().size(), 1U);
+  EXPECT_EQ(batch.copies()[0].groups[0].on_device[0].src, copy.src);
+  EXPECT_EQ(batch.copies()[0].groups[0].on_device[0].dst, copy.dst);
+  f.scheduler.abandon(batch);
+  EXPECT_TRUE(f.scheduler.schedule(f.manager).copies().empty());
+  f.scheduler.commit(batch);
 }
 
 TEST(Scheduler, PrefixOrderTakesTheCachedFirstWithinAClass) {

@@ -149,6 +149,7 @@ class RandomRun {
     check_batch(batch);
     if (chance(3)) {
       scheduler_.abandon(batch);
+      --num_steps_;
       text_ << "abandoned\n";
       scheduler_.validate();
       manager_.validate();
