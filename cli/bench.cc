@@ -2,12 +2,16 @@
 // `quire bench`: how fast the backends are, against what the machine can do in the same minute.
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "benchmark/batch_grammar.h"
+#include "benchmark/compare.h"
+#include "benchmark/report_html.h"
 #include "benchmark/report_json.h"
 #include "benchmark/runner.h"
 #include "cli/bench_table.h"
@@ -18,8 +22,10 @@
 namespace quire::cli {
 namespace {
 
+using Json = nlohmann::ordered_json;
 using benchmark::BenchCase;
 using benchmark::CacheChoice;
+using benchmark::Comparison;
 using benchmark::Report;
 
 struct BenchOptions {
@@ -32,6 +38,9 @@ struct BenchOptions {
   bool quick = false;
   bool list = false;
   bool json = false;
+  std::string html_path;
+  std::string old_path;  // of a run to compare with
+  double margin_percent = 10;
 };
 
 constexpr int kRounds = 12;
@@ -55,6 +64,26 @@ Report measure(const std::vector<BenchCase>& cases, const BenchOptions& options)
   return run_benchmarks(cases, candidates, run);
 }
 
+void write_file(const std::string& path, const std::string& text) {
+  std::ofstream file(path);
+  file << text << std::flush;
+  if (!file) throw Error(ErrorCode::kIo, "--html: cannot write the file " + path);
+}
+
+Json to_json(const std::vector<Comparison>& comparisons, double margin) {
+  Json list = Json::array();
+  for (const Comparison& c : comparisons) {
+    list.push_back({{"case", c.name},
+                    {"candidate", c.candidate},
+                    {"threads", c.threads},
+                    {"change", benchmark::change_name(c.change)},
+                    {"old_share_of_ceiling", c.old_share},
+                    {"new_share_of_ceiling", c.new_share},
+                    {"reason", c.reason}});
+  }
+  return {{"margin", margin}, {"cases", list}};
+}
+
 int run_bench(const BenchOptions& options) {
   const std::vector<BenchCase> cases = chosen_cases(options);
   if (cases.empty()) {
@@ -66,14 +95,25 @@ int run_bench(const BenchOptions& options) {
     for (const BenchCase& c : cases) fmt::print("{}\n", c.c.name);
     return kSuccess;
   }
+  // Read first: a run takes minutes.
+  std::vector<benchmark::Result> before;
+  if (!options.old_path.empty()) before = benchmark::read_results(options.old_path);
   const Report report = measure(cases, options);
+  if (!options.html_path.empty()) write_file(options.html_path, html_page(report));
+  const double margin = options.margin_percent / 100;
+  const std::vector<Comparison> comparisons = compare(before, report.results, margin);
+  Json document = to_json(report);
+  if (!options.old_path.empty()) document["comparison"] = to_json(comparisons, margin);
   if (options.json) {
-    fmt::print("{}\n", to_json(report).dump(2, ' ', false,
-                                            nlohmann::ordered_json::error_handler_t::replace));
+    fmt::print("{}\n", document.dump(2, ' ', false, Json::error_handler_t::replace));
   } else {
     print_report(report);
+    if (!options.old_path.empty()) print_comparisons(comparisons, margin);
   }
-  return kSuccess;
+  const bool regressed = std::any_of(comparisons.begin(), comparisons.end(), [](const auto& c) {
+    return benchmark::is_regression(c.change);
+  });
+  return regressed ? kFailure : kSuccess;
 }
 
 // The message that follows the name of the flag, or nothing.
@@ -86,69 +126,73 @@ std::string batch_error(const std::string& text) {
   return {};
 }
 
-const std::map<std::string, DType>& dtypes() {
-  static const std::map<std::string, DType> names{
-      {"f32", DType::kF32},       {"f16", DType::kF16},       {"bf16", DType::kBF16},
-      {"f8e4m3", DType::kF8E4M3}, {"f8e5m2", DType::kF8E5M2}, {"i8", DType::kI8}};
-  return names;
+// One of a few words, refused by name.
+template <class T>
+CLI::Option* add_choice(CLI::App& app, const char* flag, T& target, const char* description,
+                        const std::vector<std::pair<std::string, T>>& words) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : words) names.push_back(name);
+  const auto choose = [&target, words](const std::string& chosen) {
+    for (const auto& [name, value] : words) {
+      if (name == chosen) target = value;
+    }
+  };
+  return app.add_option_function<std::string>(flag, choose, description)
+      ->check(CLI::IsMember(names))
+      ->option_text("WHICH");
 }
 
 void add_shape_flags(CLI::App& bench, BenchOptions& options) {
   benchmark::CustomShape& shape = options.shape;
   constexpr int kLimit = 1 << 16;
-  const std::map<std::string, ScaleGranularity> scales{
-      {"none", ScaleGranularity::kNone},
-      {"per-tensor", ScaleGranularity::kPerTensor},
-      {"per-head", ScaleGranularity::kPerHead},
-      {"per-token-head", ScaleGranularity::kPerTokenHead}};
-  const std::map<std::string, CacheChoice> layouts{{"preferred", CacheChoice::kPreferred},
-                                                   {"plain", CacheChoice::kPlain},
-                                                   {"caller", CacheChoice::kCaller}};
-  const std::map<std::string, DType> q_dtypes{
-      {"f32", DType::kF32}, {"f16", DType::kF16}, {"bf16", DType::kBF16}};
-  const std::string group = "Shape of a batch of your own (with --batch)";
-  bench.add_option("--batch", shape.batch, "qL@K*N,...: N sequences with q_len L and kv_len K")
-      ->check(CLI::Validator(batch_error, ""))
-      ->option_text("SPEC")
-      ->group(group);
-  bench.add_option("--q-heads", shape.num_q_heads, "32")
-      ->check(CLI::Range(1, kLimit))
-      ->group(group);
-  bench.add_option("--kv-heads", shape.num_kv_heads, "8")
-      ->check(CLI::Range(1, kLimit))
-      ->group(group);
-  bench.add_option("--head-dim", shape.head_dim, "128")->check(CLI::Range(1, kLimit))->group(group);
-  bench.add_option("--value-dim", shape.value_dim, "As the head dim")
-      ->check(CLI::Range(1, kLimit))
-      ->group(group);
-  bench.add_option("--q-dtype", shape.q_dtype, "bf16, f16 or f32")
-      ->transform(CLI::CheckedTransformer(q_dtypes))
-      ->option_text("TYPE")
-      ->group(group);
-  bench.add_option("--kv-dtype", shape.kv_dtype, "bf16, f16, f32, f8e4m3, f8e5m2 or i8")
-      ->transform(CLI::CheckedTransformer(dtypes()))
-      ->option_text("TYPE")
-      ->group(group);
-  bench.add_option("--scales", shape.scales, "per-tensor, per-head or per-token-head (8-bit K, V)")
-      ->transform(CLI::CheckedTransformer(scales))
-      ->option_text("HOW")
-      ->group(group);
-  bench.add_option("--block-size", shape.block_size, "32")
-      ->check(CLI::Range(1, kLimit))
-      ->group(group);
-  bench
-      .add_option("--layout", shape.cache,
-                  "preferred, plain ([head, token, dim]) or caller ([token, head, dim])")
-      ->transform(CLI::CheckedTransformer(layouts))
-      ->option_text("WHICH")
-      ->group(group);
-  bench.add_option("--window", shape.window, "Keys that a query sees, itself included")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31))
-      ->group(group);
-  bench.add_option("--shared-prefix", shape.shared_tokens, "Tokens that sequences have in common")
-      ->check(CLI::Range(std::int64_t{1}, std::int64_t{1} << 31))
-      ->group(group);
-  bench.add_flag("--hot", shape.hot, "The same memory every time")->group(group);
+  constexpr std::int64_t kTokenLimit = std::int64_t{1} << 31;
+  const std::string group = "Shape of a batch of your own";
+  CLI::Option* batch =
+      bench.add_option("--batch", shape.batch, "qL@K*N,...: N sequences with q_len L and kv_len K")
+          ->check(CLI::Validator(batch_error, ""))
+          ->option_text("SPEC")
+          ->excludes("--suite")
+          ->excludes("--filter")
+          ->group(group);
+  const auto add = [&](CLI::Option* option) { option->needs(batch)->group(group); };
+  const auto add_number = [&](const char* flag, int& target, const char* description) {
+    add(bench.add_option(flag, target, description)
+            ->check(CLI::Range(1, kLimit))
+            ->option_text("N"));
+  };
+  const auto add_tokens = [&](const char* flag, std::int64_t& target, const char* description) {
+    add(bench.add_option(flag, target, description)
+            ->check(CLI::Range(std::int64_t{1}, kTokenLimit))
+            ->option_text("TOKENS"));
+  };
+  add_number("--q-heads", shape.num_q_heads, "Query heads (32)");
+  add_number("--kv-heads", shape.num_kv_heads, "Heads of K and V (8)");
+  add_number("--head-dim", shape.head_dim, "Of Q and K (128)");
+  add_number("--value-dim", shape.value_dim, "Of V (as the head dim)");
+  add_number("--block-size", shape.block_size, "Tokens per block (32)");
+  add(add_choice<DType>(bench, "--q-dtype", shape.q_dtype, "bf16, f16 or f32",
+                        {{"bf16", DType::kBF16}, {"f16", DType::kF16}, {"f32", DType::kF32}}));
+  add(add_choice<DType>(bench, "--kv-dtype", shape.kv_dtype, "bf16, f16, f32, f8e4m3, f8e5m2 or i8",
+                        {{"bf16", DType::kBF16},
+                         {"f16", DType::kF16},
+                         {"f32", DType::kF32},
+                         {"f8e4m3", DType::kF8E4M3},
+                         {"f8e5m2", DType::kF8E5M2},
+                         {"i8", DType::kI8}}));
+  add(add_choice<ScaleGranularity>(bench, "--scales", shape.scales,
+                                   "per-tensor, per-head or per-token-head, of 8-bit K and V",
+                                   {{"per-tensor", ScaleGranularity::kPerTensor},
+                                    {"per-head", ScaleGranularity::kPerHead},
+                                    {"per-token-head", ScaleGranularity::kPerTokenHead}}));
+  add(add_choice<CacheChoice>(
+      bench, "--layout", shape.cache,
+      "preferred, plain ([head, token, dim]) or caller ([token, head, dim])",
+      {{"preferred", CacheChoice::kPreferred},
+       {"plain", CacheChoice::kPlain},
+       {"caller", CacheChoice::kCaller}}));
+  add_tokens("--window", shape.window, "Keys that a query sees, itself included");
+  add_tokens("--shared-prefix", shape.shared_tokens, "Tokens that sequences have in common");
+  add(bench.add_flag("--hot", shape.hot, "The same memory every time"));
 }
 
 void add_run_flags(CLI::App& bench, BenchOptions& options) {
@@ -170,10 +214,22 @@ void add_run_flags(CLI::App& bench, BenchOptions& options) {
       ->delimiter(',')
       ->check(CLI::Range(0, 4096))
       ->option_text("LIST");
-  bench.add_option("--rounds", options.rounds, "12, with --quick 3")->check(CLI::Range(1, 100000));
+  bench.add_option("--rounds", options.rounds, "12, with --quick 3")
+      ->check(CLI::Range(1, 100000))
+      ->option_text("N");
   bench.add_flag("--quick", options.quick, "Fewer cases and rounds");
   bench.add_flag("--list", options.list, "Only name the cases");
   bench.add_flag("--json", options.json, "One JSON document on standard output");
+  bench.add_option("--html", options.html_path, "Write a page with a roofline plot")
+      ->option_text("FILE");
+  CLI::Option* compare =
+      bench.add_option("--compare", options.old_path, "Flag what became slower since that --json")
+          ->option_text("OLD.json");
+  bench
+      .add_option("--margin", options.margin_percent, "Of noise, in percent of the old share (10)")
+      ->check(CLI::Range(0.0, 100.0))
+      ->option_text("PERCENT")
+      ->needs(compare);
 }
 
 }  // namespace
@@ -191,6 +247,7 @@ void add_bench(CLI::App& app, Action& action) {
       "Examples:\n"
       "  quire bench --quick\n"
       "  quire bench --suite decode --isa all --json > decode.json\n"
+      "  quire bench --suite decode --isa all --compare decode.json    # exit code 1: slower\n"
       "  quire bench --batch 'q512@4096,q1@2048*31' --block-size 16 --backend cpu:scalar,cpu");
   bench->callback([&action, options, bench] {
     options->custom = bench->count("--batch") > 0;

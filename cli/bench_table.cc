@@ -10,6 +10,7 @@ namespace quire::cli {
 namespace {
 
 using benchmark::CeilingValues;
+using benchmark::Comparison;
 using benchmark::Report;
 using benchmark::Result;
 
@@ -72,6 +73,17 @@ void print_report(const Report& report) {
     print_result(result, result.name != last);
     last = result.name;
   }
+}
+
+void print_comparisons(const std::vector<Comparison>& comparisons, double margin) {
+  fmt::print("\n{:<38}{:<17}{:>3}{:>9}{:>9}  change beyond {:.0f} %\n", "compared with before",
+             "candidate", "thr", "old", "new", 100 * margin);
+  for (const Comparison& c : comparisons) {
+    fmt::print("{:<38}{:<17}{:>3}{:>8.1f}%{:>8.1f}%  {}\n", c.name, c.candidate, c.threads,
+               100 * c.old_share, 100 * c.new_share, benchmark::change_name(c.change));
+    if (!c.reason.empty()) fmt::print("    {}\n", c.reason);
+  }
+  if (comparisons.empty()) fmt::print("nothing that both runs hold\n");
 }
 
 }  // namespace quire::cli

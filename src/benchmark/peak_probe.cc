@@ -247,10 +247,17 @@ double measure_peak(PeakKind kind, ThreadPool& pool, double seconds) {
   // The first run wakes the threads and tells how long an item takes.
   const std::int64_t few = 8 * pool.num_threads();
   const double item_seconds = run(few) / static_cast<double>(few);
-  const auto wanted = static_cast<std::int64_t>(seconds / item_seconds);
+  // Registers alone know no slow phases; whoever else wants a core for a moment does not lower what
+  // the cores can do. So the best of several parts counts.
+  constexpr int kParts = 4;
+  const auto wanted = static_cast<std::int64_t>(seconds / kParts / item_seconds);
   const std::int64_t num_items = wanted > few ? wanted : few;
-  const double elapsed = run(num_items);
-  return static_cast<double>(num_items * flops_per_item) / elapsed;
+  double best = 0;
+  for (int part = 0; part < kParts; ++part) {
+    const double rate = static_cast<double>(num_items * flops_per_item) / run(num_items);
+    if (rate > best) best = rate;
+  }
+  return best;
 }
 
 }  // namespace quire::benchmark

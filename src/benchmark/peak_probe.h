@@ -27,7 +27,7 @@ const char* peak_name(PeakKind kind) noexcept;
 // What this processor has; asks the system for the use of AMX where that is one of them.
 std::vector<PeakKind> available_peaks(const CpuFeatures& features);
 
-// Operations per second (a multiply-add is two) over about `seconds`.
+// Operations per second (a multiply-add is two), the best of several parts of about `seconds`.
 // REQUIRES: kind is one of available_peaks().
 double measure_peak(PeakKind kind, ThreadPool& pool, double seconds);
 

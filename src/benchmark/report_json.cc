@@ -62,6 +62,7 @@ Json result_json(const Result& result) {
                    {"share_of_ceiling", result.share_of_ceiling},
                    {"ceiling", result.ceiling},
                    {"layout", result.layout},
+                   {"hot", result.hot},
                    {"median_seconds", result.median_seconds},
                    {"rounds", result.rounds},
                    {"spread", result.spread},

@@ -21,6 +21,7 @@ struct Result {
   int block_size = 0;
   std::string kv_dtype;
   std::string layout;  // "preferred", "plain" or "caller"
+  bool hot = false;    // the same memory every time
   std::string reason;  // why it was not measured; then nothing below holds
   std::string notes;
 

@@ -212,6 +212,7 @@ class Runner {
     result.block_size = c.c.spec.kv.block_size;
     result.kv_dtype = dtype_name(c.c.spec.kv.dtype);
     result.layout = layout_name(c.c.cache);
+    result.hot = c.hot;
     result.baseline = c.baseline;
     try {
       prepare_entry(*entry, num_cases);
@@ -247,13 +248,15 @@ class Runner {
     }
     entry.loaded =
         std::make_unique<LoadedCase>(backend, c, shared.outline, shared.arrangement, spec, *cache);
-    entry.loaded->call();
-    const double first = seconds_of([&] { entry.loaded->call(); });
+    // The first call touches pages and wakes threads; only a short one is worth a second.
+    constexpr double kLongSeconds = 0.1;
+    double call_seconds = seconds_of([&] { entry.loaded->call(); });
+    if (call_seconds < kLongSeconds) call_seconds = seconds_of([&] { entry.loaded->call(); });
     if (c.operation != Operation::kAppend && !entry.loaded->output_is_finite()) {
       result.reason = "the output is not finite";
       return;
     }
-    const double calls = std::ceil(options_.min_sample_seconds / std::max(first, 1e-9));
+    const double calls = std::ceil(options_.min_sample_seconds / std::max(call_seconds, 1e-9));
     entry.calls_per_sample = std::clamp<std::int64_t>(static_cast<std::int64_t>(calls), 1, 1000);
     if (c.operation == Operation::kAttend || c.operation == Operation::kStep) {
       std::vector<double> setups;
@@ -287,25 +290,40 @@ class Runner {
                                                          : "read";
   }
 
-  static void sample(Entry& entry) {
-    Rates rates = entry.rates;
+  // One run of the probe that bounds the entry.
+  static double probe(Entry& entry) {
     switch (entry.bound) {
       case Bound::kRead:
-        rates.read = entry.ceilings->read(entry.piece_bytes);
-        break;
+        return entry.ceilings->read(entry.piece_bytes);
       case Bound::kPeak:
-        rates.peak = entry.ceilings->peak(entry.peak);
-        break;
+        return entry.ceilings->peak(entry.peak);
       case Bound::kCopy:
-        rates.copy = entry.ceilings->copy();
         break;
     }
+    return entry.ceilings->copy();
+  }
+
+  static double roof_seconds(const Entry& entry, double rate) {
+    Rates rates = entry.rates;
+    double& bound = entry.bound == Bound::kRead   ? rates.read
+                    : entry.bound == Bound::kPeak ? rates.peak
+                                                  : rates.copy;
+    bound = rate;
+    return roof_of(entry.shared->work, rates, entry.shared->description->hot).seconds;
+  }
+
+  // The probe, the candidate, the probe: its ceiling is the mean of its two neighbours.
+  static void sample(Entry& entry) {
+    const double before = roof_seconds(entry, probe(entry));
+    // The probe's threads are still about to sleep and the candidate's asleep: nothing beside a
+    // long call, much beside a short one.
+    if (entry.calls_per_sample > 1) entry.loaded->call();
     const double seconds = seconds_of([&] {
       for (std::int64_t i = 0; i < entry.calls_per_sample; ++i) entry.loaded->call();
     });
+    const double after = roof_seconds(entry, probe(entry));
     entry.seconds.push_back(seconds / static_cast<double>(entry.calls_per_sample));
-    const bool hot = entry.shared->description->hot;
-    entry.roof_seconds.push_back(roof_of(entry.shared->work, rates, hot).seconds);
+    entry.roof_seconds.push_back((before + after) / 2);
   }
 
   static void finish(Entry& entry, const std::vector<std::unique_ptr<Entry>>& entries) {
