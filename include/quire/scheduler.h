@@ -151,6 +151,7 @@ class QUIRE_API Scheduler {
   // It has all its tokens.
   void finish(RequestId id);
   // A second request with the same tokens so far, right behind it in rank; blocks are shared.
+  // Drafts that wait for the caller's word are given up first, and stay so should memory run out.
   RequestId fork(RequestId id);
   // Added so far. Valid until the request is extended or ends.
   std::span<const Token> new_tokens(RequestId id) const;

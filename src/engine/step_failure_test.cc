@@ -121,18 +121,20 @@ class StepFailure : public ::testing::Test {
       } catch (const Error&) {  // no step has seen it yet
       }
     }
-    attempt("step", [&] { result = step(); }, [&](const std::string& what) {
-      const SchedulerStats stats = f.engine.scheduler().stats();
-      EXPECT_EQ(stats.num_steps, before.num_steps) << what;
-      EXPECT_EQ(stats.num_tokens, before.num_tokens) << what;
-      EXPECT_EQ(f.engine.num_unfinished(), num_unfinished) << what;
-      EXPECT_FALSE(f.engine.scheduler().has_batch()) << what;
-      for (const auto& [id, count] : num_new) {
-        EXPECT_EQ(f.engine.scheduler().new_tokens(id).size(), count) << what;
-      }
-      EXPECT_NO_THROW(f.engine.scheduler().validate()) << what;
-      EXPECT_NO_THROW(f.engine.block_manager().validate()) << what;
-    });
+    attempt(
+        "step", [&] { result = step(); },
+        [&](const std::string& what) {
+          const SchedulerStats stats = f.engine.scheduler().stats();
+          EXPECT_EQ(stats.num_steps, before.num_steps) << what;
+          EXPECT_EQ(stats.num_tokens, before.num_tokens) << what;
+          EXPECT_EQ(f.engine.num_unfinished(), num_unfinished) << what;
+          EXPECT_FALSE(f.engine.scheduler().has_batch()) << what;
+          for (const auto& [id, count] : num_new) {
+            EXPECT_EQ(f.engine.scheduler().new_tokens(id).size(), count) << what;
+          }
+          EXPECT_NO_THROW(f.engine.scheduler().validate()) << what;
+          EXPECT_NO_THROW(f.engine.block_manager().validate()) << what;
+        });
     return result;
   }
 
