@@ -12,24 +12,30 @@ namespace {
 
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
+constexpr float kLn2 = 0.693147180559945F;
+
 // The pieces of a scratch in order. Both its size and its addresses come from here.
 struct ScratchLayout {
-  std::int64_t q, rows, k_t, scores, states, total;
+  std::int64_t q, scores, weights, k, v, sums, states, total;
 };
 
 ScratchLayout scratch_layout(const AttentionSpec& spec) {
+  constexpr std::int64_t kLineFloats = 16;
+  constexpr std::int64_t kRows = std::max(kItemRows, kRowTile);
   std::int64_t used = 0;
   const auto take = [&used](std::int64_t count) {
     const std::int64_t begin = used;
-    used += (count + 15) / 16 * 16;  // cache lines
+    used += round_up(count, kLineFloats);
     return begin;
   };
   ScratchLayout layout{};
-  layout.q = take(kRowTile * spec.head_dim);
-  layout.rows = take(kKeyTile * std::max(spec.head_dim, spec.value_dim));
-  layout.k_t = take(kKeyTile * spec.head_dim);
-  layout.scores = take(kKeyTile);
-  layout.states = take(kRowTile * row_state_stride(spec.value_dim));
+  layout.q = take(kRows * padded_dims(spec.head_dim));
+  layout.scores = take(kRowTile * kChunk);
+  layout.weights = take(kRowTile * kChunk);
+  layout.k = take(padded_dims(spec.head_dim) * kChunk);
+  layout.v = take(kChunk * padded_dims(spec.value_dim));
+  layout.sums = take(kRows * kMaxLanes);
+  layout.states = take(kRows * row_state_stride(spec.value_dim));
   layout.total = used;
   return layout;
 }
@@ -43,26 +49,29 @@ std::int64_t scratch_floats(const AttentionSpec& spec) {
 Scratch scratch_at(float* memory, const AttentionSpec& spec) {
   const ScratchLayout layout = scratch_layout(spec);
   return {.q = memory + layout.q,
-          .rows = memory + layout.rows,
-          .k_t = memory + layout.k_t,
           .scores = memory + layout.scores,
+          .weights = memory + layout.weights,
+          .k = memory + layout.k,
+          .v = memory + layout.v,
+          .sums = memory + layout.sums,
           .states = {.data = memory + layout.states,
                      .value_dim = spec.value_dim,
                      .stride = row_state_stride(spec.value_dim)}};
 }
 
-void store_rows(const AttendCall& call, const RowTile& tile, const RowStates& states) noexcept {
+void store_rows(const AttendCall& call, std::int64_t sequence, std::int64_t kv_head,
+                const IndexRange& rows, const RowStates& states) noexcept {
   const std::int64_t group = call.spec.head_group();
   const std::int64_t value_dim = call.spec.value_dim;
-  const std::int64_t first_token = call.batch.queries.begins[tile.sequence];
+  const std::int64_t first_token = call.batch.queries.begins[sequence];
   const MutableTensorView& out = call.output.out;
   const MutableTensorView& lse_out = call.output.lse;
-  for (std::int64_t row = tile.row_begin; row < tile.row_end; ++row) {
-    const std::int64_t r = row - tile.row_begin;
+  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+    const std::int64_t r = row - rows.begin;
     const std::int64_t token = first_token + row / group;
-    const std::int64_t head = tile.kv_head * group + row % group;
+    const std::int64_t head = kv_head * group + row % group;
     const bool empty = states.max(r) == kNegativeInfinity;
-    const float lse = empty ? kNegativeInfinity : states.max(r) + std::log(states.sum(r));
+    const float lse = empty ? kNegativeInfinity : (states.max(r) + std::log2(states.sum(r))) * kLn2;
     float factor = empty ? 0.0F : 1.0F / states.sum(r);
     if (!empty && !call.params.sinks.empty()) {
       factor /= 1.0F + std::exp(call.params.sinks[head] - lse);
@@ -80,13 +89,13 @@ void store_rows(const AttendCall& call, const RowTile& tile, const RowStates& st
 void merge_states(const RowStates& part, std::int64_t num_rows, const RowStates& total) noexcept {
   for (std::int64_t r = 0; r < num_rows; ++r) {
     if (part.max(r) == kNegativeInfinity) continue;
-    const float max = larger_or_nan(part.max(r), total.max(r));
-    const float part_factor = std::exp(part.max(r) - max);
-    const float total_factor = std::exp(total.max(r) - max);
+    const float max = std::max(part.max(r), total.max(r));
+    const float part_factor = std::exp2(part.max(r) - max);
+    const float total_factor = std::exp2(total.max(r) - max);
     total.max(r) = max;
     total.sum(r) = total.sum(r) * total_factor + part.sum(r) * part_factor;
-    float* o = total.o(r);
-    const float* add = part.o(r);
+    float* __restrict o = total.o(r);
+    const float* __restrict add = part.o(r);
     for (std::int64_t d = 0; d < total.value_dim; ++d) {
       o[d] = o[d] * total_factor + add[d] * part_factor;
     }

@@ -1,23 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// One attend call and one piece of it, as the levels of the CPU backend see them: plain values that
-// have been validated, so that nothing below throws or allocates.
+// One attend call as the levels of the CPU backend see it, and the memory of one thread: plain
+// values that have been validated, so that nothing below throws or allocates.
 #pragma once
 
 #include <cstdint>
 
 #include "attention/mask.h"
+#include "plan/plan.h"
 #include "quire/backend.h"
 
 namespace quire::cpu {
 
-// Keys per step of the online softmax. 64 keys of K and V of dim 128 are 64 KB of f32: L2.
-inline constexpr std::int64_t kKeyTile = 64;
-// Rows (token, head in group) that share one pass over K and V.
-inline constexpr std::int64_t kRowTile = 32;
-
-constexpr float larger_or_nan(float a, float b) noexcept {
-  return a > b || a != a ? a : b;
-}
+// Keys per step of the online softmax, and the borders of splits. 64 keys of K and V of eight heads
+// of dim 128 in bf16 are 256 KB: the next step's keys fit a cache beside this one's.
+inline constexpr std::int64_t kChunk = 64;
+// Rows (token, head in group) of one kv head that share one pass over K and V: a multiple of the
+// rows of every level's matrix block.
+inline constexpr std::int64_t kRowTile = 96;
+// Rows of all kv heads of an item, unless one head alone has more.
+inline constexpr std::int64_t kItemRows = 96;
+// Lanes of the widest level; vectors of partial sums have this many.
+inline constexpr std::int64_t kMaxLanes = 16;
 
 struct AttendCall {
   AttentionSpec spec;
@@ -28,59 +31,71 @@ struct AttendCall {
   BatchView batch;
 };
 
-// The rows [row_begin, row_end) of one kv head of one sequence over a range of its keys. Row r is
-// token r / group of the sequence and head r % group of the group.
-struct RowTile {
-  std::int64_t sequence = 0;
-  std::int64_t kv_head = 0;
-  std::int64_t row_begin = 0;
-  std::int64_t row_end = 0;
-  KeyRange keys;
-};
-
 // Unnormalised attention of some rows over some keys, a record a row: o [value_dim], max, sum.
-// out = o / sum, lse = max + log(sum); max is -inf where nothing was visible.
+// out = o / sum, lse = (max + log2(sum)) ln 2; max is -inf where nothing was visible.
 struct RowStates {
   float* data = nullptr;  // [rows, stride]
   std::int64_t value_dim = 0;
   std::int64_t stride = 0;
 
   float* o(std::int64_t row) const noexcept { return data + row * stride; }
-  float& max(std::int64_t row) const noexcept { return data[row * stride + value_dim]; }
-  float& sum(std::int64_t row) const noexcept { return data[row * stride + value_dim + 1]; }
+  float& max(std::int64_t row) const noexcept { return data[row * stride + stride - 2]; }
+  float& sum(std::int64_t row) const noexcept { return data[row * stride + stride - 1]; }
+  RowStates from(std::int64_t row) const noexcept { return {o(row), value_dim, stride}; }
 };
 
-// Floats of one record: whole cache lines, so that threads do not share one.
-constexpr std::int64_t row_state_stride(std::int64_t value_dim) {
-  return (value_dim + 2 + 15) / 16 * 16;
+constexpr std::int64_t round_up(std::int64_t value, std::int64_t to) {
+  return (value + to - 1) / to * to;
 }
 
-// Scratch of one thread.
+// Dims of a panel: whole vectors.
+constexpr std::int64_t padded_dims(std::int64_t dims) { return round_up(dims, 2 * kMaxLanes); }
+
+// Floats of one record: whole cache lines, so that threads do not share one, and whole vectors.
+constexpr std::int64_t row_state_stride(std::int64_t value_dim) {
+  return padded_dims(value_dim) + kMaxLanes;
+}
+
+// The memory of one thread. "Words" are f32, or pairs of bf16 where a level multiplies those.
 struct Scratch {
-  float* q = nullptr;       // [kRowTile, head_dim]
-  float* rows = nullptr;    // [kKeyTile, max(head_dim, value_dim)] K or V as floats
-  float* k_t = nullptr;     // [head_dim, kKeyTile]
-  float* scores = nullptr;  // [kKeyTile]
-  RowStates states;         // [kRowTile]
+  float* q = nullptr;        // [item rows, padded head_dim]
+  float* scores = nullptr;   // [row tile, kChunk]
+  float* weights = nullptr;  // [row tile, kChunk]
+  float* k = nullptr;        // [padded head_dim, kChunk]
+  float* v = nullptr;        // [kChunk, padded value_dim]
+  float* sums = nullptr;     // [item rows, kMaxLanes], lane by lane
+  RowStates states;          // [item rows]
 };
 
 std::int64_t scratch_floats(const AttentionSpec& spec);
 Scratch scratch_at(float* memory, const AttentionSpec& spec);
 
-// The rest of the softmax, the same for every level: writes out (and lse) of the rows of a tile.
-// Normalises `states` in place.
-void store_rows(const AttendCall& call, const RowTile& tile, const RowStates& states) noexcept;
+// The rest of the softmax, the same for every level: writes out (and lse) of the rows of one kv
+// head. Normalises `states` in place.
+void store_rows(const AttendCall& call, std::int64_t sequence, std::int64_t kv_head,
+                const IndexRange& rows, const RowStates& states) noexcept;
 
 // Adds the states of other keys to `total`, row by row.
 void merge_states(const RowStates& part, std::int64_t num_rows, const RowStates& total) noexcept;
 
-// What a level provides: unnormalised attention of one tile, row tile.row_begin + r into states r.
-using AttendTile = void (*)(const AttendCall&, const RowTile&, const Scratch&,
-                            const RowStates& states) noexcept;
+// What a level provides: unnormalised attention of one item into scratch.states, kv head by kv
+// head. `next`, if any, is what this thread will work on then: its first keys are fetched ahead.
+using AttendItem = void (*)(const AttendCall& call, const WorkItem& item, const WorkItem* next,
+                            const Scratch& scratch) noexcept;
 
 namespace scalar {
-void attend_tile(const AttendCall& call, const RowTile& tile, const Scratch& scratch,
-                 const RowStates& states) noexcept;
+void attend_item(const AttendCall& call, const WorkItem& item, const WorkItem* next,
+                 const Scratch& scratch) noexcept;
 }
+#if defined(__x86_64__)
+namespace avx2 {
+void attend_item(const AttendCall& call, const WorkItem& item, const WorkItem* next,
+                 const Scratch& scratch) noexcept;
+}
+namespace avx512 {
+void attend_item(const AttendCall& call, const WorkItem& item, const WorkItem* next,
+                 const Scratch& scratch) noexcept;
+}
+#endif
 
 }  // namespace quire::cpu

@@ -24,12 +24,23 @@ namespace {
 
 struct Level {
   const char* name;
-  AttendTile attend_tile;
+  AttendItem attend_item;
+  bool (*present)(const CpuFeatures& features);
 };
 
-// Best first; each stands here only if this machine can run it.
+// Best first.
 constexpr Level kLevels[] = {
-    {.name = "scalar", .attend_tile = scalar::attend_tile},
+#if defined(__x86_64__)
+    {.name = "avx512",
+     .attend_item = avx512::attend_item,
+     .present = [](const CpuFeatures& cpu) { return cpu.avx512; }},
+    {.name = "avx2",
+     .attend_item = avx2::attend_item,
+     .present = [](const CpuFeatures& cpu) { return cpu.avx2 && cpu.f16c; }},
+#endif
+    {.name = "scalar",
+     .attend_item = scalar::attend_item,
+     .present = [](const CpuFeatures&) { return true; }},
 };
 
 const Level& choose_level(const std::string& asked) {
@@ -38,10 +49,11 @@ const Level& choose_level(const std::string& asked) {
     const char* forced = std::getenv("QUIRE_CPU_ISA");
     if (forced != nullptr) name = forced;
   }
-  if (name.empty()) return kLevels[0];
+  const CpuFeatures features = detect_cpu_features();
   std::string known;
   for (const Level& level : kLevels) {
-    if (name == level.name) return level;
+    if (!level.present(features)) continue;
+    if (name.empty() || name == level.name) return level;
     known += concat(known.empty() ? "" : ", ", level.name);
   }
   fail(ErrorCode::kInvalidArgument, "no level of the cpu backend on this machine is named '", name,
@@ -54,12 +66,9 @@ PlanParams plan_params() {
   PlanParams params;
   params.kv_heads_per_item = 1 << 20;
   params.row_tile = kRowTile;
-  params.key_tile = kKeyTile;
+  params.key_tile = kChunk;
+  params.item_rows = kItemRows;
   return params;
-}
-
-std::int64_t round_up(std::int64_t bytes) {
-  return (bytes + 63) / 64 * 64;
 }
 
 // What one prepared batch keeps in its workspace, in this order.
@@ -73,7 +82,7 @@ WorkspaceLayout workspace_layout(const PlanSpec& plan, const AttentionSpec& spec
   std::int64_t used = 0;
   const auto take = [&used](std::int64_t size_bytes) {
     const std::int64_t begin = used;
-    used += round_up(size_bytes);
+    used += round_up(size_bytes, 64);
     return begin;
   };
   constexpr auto kFloat = static_cast<std::int64_t>(sizeof(float));
@@ -119,10 +128,6 @@ const CpuPrepared& self(const PreparedBatch& prepared) {
   return static_cast<const CpuPrepared&>(prepared);
 }
 
-RowStates states_from(const RowStates& states, std::int64_t row) {
-  return {.data = states.o(row), .value_dim = states.value_dim, .stride = states.stride};
-}
-
 // Joins the splits of one unit in their order, whoever finished last.
 void merge_unit(const AttendCall& call, const CpuPrepared& prepared, const Merge& merge,
                 const RowStates& total) noexcept {
@@ -135,39 +140,50 @@ void merge_unit(const AttendCall& call, const CpuPrepared& prepared, const Merge
     }
     for (std::int64_t split = 0; split < merge.num_splits; ++split) {
       const std::int64_t row = merge.partials.at(split, head, merge.rows.begin);
-      merge_states(states_from(prepared.partials, row), num_rows, total);
+      merge_states(prepared.partials.from(row), num_rows, total);
     }
-    store_rows(call,
-               {.sequence = merge.sequence,
-                .kv_head = head,
-                .row_begin = merge.rows.begin,
-                .row_end = merge.rows.end,
-                .keys = {}},
-               total);
+    store_rows(call, merge.sequence, head, merge.rows, total);
   }
 }
 
-void attend_item(const AttendCall& call, const CpuPrepared& prepared, AttendTile attend_tile,
-                 std::int64_t index, const Scratch& scratch) noexcept {
-  const WorkItem item = item_at(prepared.plan_spec, prepared.plan, index);
-  const bool is_split = item.num_splits > 1;
+// What follows the keys of an item: its rows are done, or wait for the other splits.
+void finish_item(const AttendCall& call, const CpuPrepared& prepared, const WorkItem& item,
+                 const Scratch& scratch) noexcept {
+  const std::int64_t num_rows = item.rows.size();
   for (std::int64_t head = item.kv_heads.begin; head < item.kv_heads.end; ++head) {
-    const RowTile tile{.sequence = item.sequence,
-                       .kv_head = head,
-                       .row_begin = item.rows.begin,
-                       .row_end = item.rows.end,
-                       .keys = item.keys};
-    const RowStates states =
-        is_split
-            ? states_from(prepared.partials, item.partials.at(item.split, head, item.rows.begin))
-            : scratch.states;
-    attend_tile(call, tile, scratch, states);
-    if (!is_split) store_rows(call, tile, states);
+    const RowStates states = scratch.states.from((head - item.kv_heads.begin) * num_rows);
+    if (item.num_splits == 1) {
+      store_rows(call, item.sequence, head, item.rows, states);
+    } else {
+      const std::int64_t row = item.partials.at(item.split, head, item.rows.begin);
+      std::copy_n(states.data, num_rows * states.stride, prepared.partials.o(row));
+    }
   }
   // The last of the splits merges them: its decrement sees the writes of all others.
-  if (is_split && prepared.pending[item.merge].fetch_sub(1, std::memory_order_acq_rel) == 1) {
+  if (item.num_splits > 1 &&
+      prepared.pending[item.merge].fetch_sub(1, std::memory_order_acq_rel) == 1) {
     merge_unit(call, prepared, merge_at(prepared.plan_spec, prepared.plan, item.merge),
                scratch.states);
+  }
+}
+
+// What one thread does: takes items until none is left, each before the last is finished, so that
+// its first keys can be fetched meanwhile.
+void attend_items(const AttendCall& call, const CpuPrepared& prepared, AttendItem attend_item,
+                  std::atomic<std::int64_t>& counter, const Scratch& scratch) noexcept {
+  const std::int64_t num_items = prepared.num_items();
+  std::int64_t index = counter.fetch_add(1, std::memory_order_relaxed);
+  if (index >= num_items) return;
+  WorkItem item = item_at(prepared.plan_spec, prepared.plan, index);
+  for (;;) {
+    index = counter.fetch_add(1, std::memory_order_relaxed);
+    const bool has_next = index < num_items;
+    const WorkItem next =
+        has_next ? item_at(prepared.plan_spec, prepared.plan, index) : WorkItem{};
+    attend_item(call, item, has_next ? &next : nullptr, scratch);
+    finish_item(call, prepared, item, scratch);
+    if (!has_next) return;
+    item = next;
   }
 }
 
@@ -220,7 +236,7 @@ class CpuBackend final : public HostBackend {
     constexpr std::int64_t kRowsPerItem = 16;
     pool_.run((slots.size + kRowsPerItem - 1) / kRowsPerItem,
               [&](std::int64_t item, int thread) noexcept {
-                float* buffer = mine.scratch(thread).rows;
+                float* buffer = mine.scratch(thread).q;
                 const std::int64_t end = std::min((item + 1) * kRowsPerItem, slots.size);
                 for (std::int64_t row = item * kRowsPerItem; row < end; ++row) {
                   if (slots[row] < 0) continue;
@@ -244,8 +260,11 @@ class CpuBackend final : public HostBackend {
       const Merge merge = merge_at(mine.plan_spec, mine.plan, i);
       new (&mine.pending[i]) std::atomic<int>(static_cast<int>(merge.num_splits));
     }
-    pool_.run(mine.num_items(), [&](std::int64_t item, int thread) noexcept {
-      attend_item(call, mine, level_.attend_tile, item, mine.scratch(thread));
+    std::atomic<std::int64_t> next_item{0};
+    const std::int64_t num_workers =
+        std::min<std::int64_t>(pool_.num_threads(), mine.num_items());
+    pool_.run(num_workers, [&](std::int64_t, int thread) noexcept {
+      attend_items(call, mine, level_.attend_item, next_item, mine.scratch(thread));
     });
   }
 
@@ -276,7 +295,10 @@ std::unique_ptr<AttentionBackend> make_cpu_backend(const BackendOptions& options
 
 std::vector<std::string> cpu_isa_levels() {
   std::vector<std::string> names;
-  for (const cpu::Level& level : cpu::kLevels) names.emplace_back(level.name);
+  const CpuFeatures features = detect_cpu_features();
+  for (const cpu::Level& level : cpu::kLevels) {
+    if (level.present(features)) names.emplace_back(level.name);
+  }
   return names;
 }
 

@@ -13,6 +13,11 @@ namespace {
 
 constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
 
+// A NaN among the partials must reach the result, so it wins.
+constexpr float larger_or_nan(float a, float b) noexcept {
+  return a > b || a != a ? a : b;
+}
+
 // Dims that are summed at once, on the stack.
 constexpr std::int64_t kDimTile = 128;
 

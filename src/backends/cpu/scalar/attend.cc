@@ -2,17 +2,21 @@
 // The portable level: no instruction beyond the target's baseline.
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
+#include <limits>
 
 #include "attention/mask.h"
 #include "backends/cpu/attend_call.h"
-#include "backends/cpu/scalar/tile.h"
-#include "base/float_rows.h"
+#include "backends/cpu/chunk.h"
+#include "backends/cpu/exp2_coefficients.h"
+#include "backends/cpu/target_region.h"
+#include "base/dispatch.h"
 #include "base/number_formats.h"
 #include "layout/kv_offset.h"
-#include "layout/kv_rows.h"
 
 namespace quire::cpu::scalar {
 
-#include "backends/cpu/attend_tile.inl"
+#include "backends/cpu/scalar/vec.h"
+#include "backends/cpu/level.inl"
 
 }  // namespace quire::cpu::scalar

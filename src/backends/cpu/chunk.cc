@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/cpu/chunk.h"
+
+#include <algorithm>
+
+namespace quire::cpu {
+namespace {
+
+void place(const AttendCall& call, std::int64_t sequence, std::int64_t key, std::int64_t lane,
+           Chunk& chunk) noexcept {
+  const std::int64_t block_size = call.cache.format.block_size;
+  const std::int64_t slot = key_slot(call.batch.kv.blocks, block_size, sequence, key);
+  const std::int64_t block = slot / block_size;
+  const std::int64_t token = slot % block_size;
+  chunk.block[lane] = block;
+  chunk.token[lane] = static_cast<std::int32_t>(token);
+  chunk.k[lane] = element_offset(call.cache, KvTensor::kK, block, 0, token, 0);
+  chunk.v[lane] = element_offset(call.cache, KvTensor::kV, block, 0, token, 0);
+}
+
+void leave_out(Chunk& chunk, std::int64_t lane) noexcept {
+  chunk.block[lane] = 0;
+  chunk.token[lane] = 0;
+  chunk.k[lane] = kAbsent;
+  chunk.v[lane] = kAbsent;
+}
+
+}  // namespace
+
+void locate(const AttendCall& call, std::int64_t sequence, const KeyRange& keys,
+            Chunk& chunk) noexcept {
+  chunk.first = keys.begin / kChunk * kChunk;
+  chunk.begin = keys.begin - chunk.first;
+  chunk.end = keys.end - chunk.first;
+  for (std::int64_t lane = 0; lane < chunk.begin; ++lane) leave_out(chunk, lane);
+  for (std::int64_t lane = chunk.end; lane < kChunk; ++lane) leave_out(chunk, lane);
+
+  // Under a tree mask a key that no query sees may lie nowhere: its table entry is not followed.
+  const SequenceView view = sequence_view(call.batch, sequence);
+  const bool tree = view.tree_bits != nullptr;
+  const std::int64_t first_old = tree ? first_old_key_seen(call.spec.mask, view) : 0;
+
+  // Inside a block offsets advance by one stride; only its first key is looked up.
+  const std::int64_t block_size = call.cache.format.block_size;
+  const bool plain = call.cache.format.layout == KvLayoutId::kPlain;
+  for (std::int64_t lane = chunk.begin; lane < chunk.end; ++lane) {
+    if (tree && !is_seen_in_tree(call.spec.mask, view, first_old, chunk.first + lane)) {
+      leave_out(chunk, lane);
+      continue;
+    }
+    const std::int64_t in_block = (chunk.first + lane) % block_size;
+    if (plain && lane > chunk.begin && in_block != 0 && chunk.k[lane - 1] != kAbsent &&
+        call.batch.kv.blocks.kind != BlockTables::Kind::kRagged) {
+      chunk.block[lane] = chunk.block[lane - 1];
+      chunk.token[lane] = chunk.token[lane - 1] + 1;
+      chunk.k[lane] = chunk.k[lane - 1] + call.cache.k_strides.token;
+      chunk.v[lane] = chunk.v[lane - 1] + call.cache.v_strides.token;
+    } else {
+      place(call, sequence, chunk.first + lane, lane, chunk);
+    }
+  }
+}
+
+void PrefetchWalk::add(const char* data, std::int64_t count, std::int64_t stride,
+                       std::int64_t bytes) noexcept {
+  if (count > 1 && stride == bytes) {
+    bytes *= count;
+    count = 1;
+  }
+  // Neighbours become one: the tokens of a block, and blocks that happen to follow each other.
+  if (num_pieces_ > 0 && count == 1) {
+    Piece& last = pieces_[num_pieces_ - 1];
+    if (last.count == 1 && last.data + last.bytes == data) {
+      last.bytes += bytes;
+      return;
+    }
+  }
+  pieces_[num_pieces_++] = {data, count, stride, bytes};
+}
+
+bool PrefetchWalk::advance_piece() noexcept {
+  if (left_ == 0) {
+    const Piece& next = pieces_[piece_++];
+    left_ = next.count;
+    range_ = next.data;
+  } else {
+    range_ += pieces_[piece_ - 1].stride;
+  }
+  --left_;
+  const auto address = reinterpret_cast<std::uintptr_t>(range_);
+  line_ = range_ - address % kLine;
+  end_ = line_ + round_up(range_ + pieces_[piece_ - 1].bytes - line_, kLine);
+  return true;
+}
+
+void PrefetchWalk::add_tokens(const KvCacheView& cache, KvTensor tensor, std::int64_t offset,
+                              std::int64_t tokens, const IndexRange& kv_heads) noexcept {
+  const bool is_k = tensor == KvTensor::kK;
+  const KvStrides& strides = is_k ? cache.k_strides : cache.v_strides;
+  const std::int64_t dims = is_k ? cache.head_dim : cache.value_dim;
+  const std::int64_t element_bytes = dtype_bytes(cache.format.dtype);
+  const char* data = static_cast<const char*>(is_k ? cache.k : cache.v) +
+                     (offset + kv_heads.begin * strides.head) * element_bytes;
+  if (is_k || cache.format.layout == KvLayoutId::kPlain) {
+    add(data, kv_heads.size(), strides.head * element_bytes, tokens * dims * element_bytes);
+  } else {  // the tokens of one tile of dims after those of the other
+    const std::int64_t tile = cache.format.block_size * kPairTile * element_bytes;
+    add(data, kv_heads.size() * (dims / kPairTile), tile, tokens * kPairTile * element_bytes);
+  }
+}
+
+void PrefetchWalk::begin(const AttendCall& call, const Chunk& chunk,
+                         const IndexRange& kv_heads) noexcept {
+  clear();
+  const KvCacheView& cache = call.cache;
+  const bool plain = cache.format.layout == KvLayoutId::kPlain;
+  std::int64_t end = 0;
+  for (std::int64_t lane = chunk.begin; lane < chunk.end; lane = end) {
+    end = lane + 1;
+    if (chunk.k[lane] == kAbsent) continue;
+    // A run of tokens that one head holds side by side.
+    while (end < chunk.end && chunk.k[end] != kAbsent && chunk.block[end] == chunk.block[lane] &&
+           (!plain || (chunk.k[end] == chunk.k[end - 1] + cache.head_dim &&
+                       chunk.v[end] == chunk.v[end - 1] + cache.value_dim))) {
+      ++end;
+    }
+    add_tokens(cache, KvTensor::kK, chunk.k[lane], end - lane, kv_heads);
+    if (!cache.format.v_in_k) {
+      add_tokens(cache, KvTensor::kV, chunk.v[lane], end - lane, kv_heads);
+    }
+  }
+}
+
+}  // namespace quire::cpu

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where the keys of one chunk lie, for all kv heads, and a walk over that memory in its own order:
+// what is read next is fetched while this chunk is computed. Memory gives random pieces of 8 KB at
+// half of its rate, whole blocks of all heads nearly at full rate.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cpu/attend_call.h"
+#include "layout/kv_offset.h"
+
+namespace quire::cpu {
+
+inline constexpr std::int64_t kAbsent = -1;
+
+// Keys first + [begin, end) of one sequence; first is a multiple of kChunk. Offsets are those of
+// head 0 and dim 0, kAbsent for keys outside the range and for those that no query may see.
+struct Chunk {
+  std::int64_t first = 0;
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t k[kChunk];  // element offsets into cache.k
+  std::int64_t v[kChunk];  // into cache.v
+  std::int64_t block[kChunk];
+  std::int32_t token[kChunk];  // in the block
+
+  bool whole() const noexcept { return begin == 0 && end == kChunk; }
+};
+
+// Finds the keys `keys` (inside one chunk) of a sequence.
+void locate(const AttendCall& call, std::int64_t sequence, const KeyRange& keys,
+            Chunk& chunk) noexcept;
+
+// The cache lines of a located chunk, those of the kv heads given.
+class PrefetchWalk {
+ public:
+  void begin(const AttendCall& call, const Chunk& chunk, const IndexRange& kv_heads) noexcept;
+  void clear() noexcept { num_pieces_ = 0, piece_ = 0, line_ = end_ = nullptr, left_ = 0; }
+
+  [[gnu::always_inline]] void step() noexcept {
+    if (line_ == end_ && !advance()) return;
+    __builtin_prefetch(line_, 0, 2);
+    line_ += kLine;
+  }
+
+ private:
+  static constexpr std::int64_t kLine = 64;
+  // `count` ranges of `bytes`, `stride` apart.
+  struct Piece {
+    const char* data;
+    std::int64_t count;
+    std::int64_t stride;
+    std::int64_t bytes;
+  };
+
+  void add_tokens(const KvCacheView& cache, KvTensor tensor, std::int64_t offset,
+                  std::int64_t tokens, const IndexRange& kv_heads) noexcept;
+  void add(const char* data, std::int64_t count, std::int64_t stride, std::int64_t bytes) noexcept;
+  [[gnu::always_inline]] bool advance() noexcept {
+    if (left_ == 0 && piece_ == num_pieces_) return false;
+    return advance_piece();
+  }
+  bool advance_piece() noexcept;
+
+  Piece pieces_[2 * kChunk];
+  int num_pieces_ = 0;
+  int piece_ = 0;            // the one after the current
+  std::int64_t left_ = 0;    // ranges of the current one not begun
+  const char* range_ = nullptr;
+  const char* line_ = nullptr;
+  const char* end_ = nullptr;
+};
+
+}  // namespace quire::cpu

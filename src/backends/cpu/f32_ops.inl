@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// The way to multiply that every level has: f32 factors, a pair is two fused multiply-adds. Exact
+// for every stored format.
+struct F32 {
+  using A = float;      // of Q and of weights
+  using Panel = float;  // [k][columns]
+  struct Factor {
+    Vec even;
+    Vec odd;
+  };
+  using Pair = LevelPair;
+  static constexpr int kVectors = kBlockVectors;
+  static constexpr int kExp2Degree = 5;
+  static constexpr bool kAlongDims = true;
+
+  QUIRE_INLINE static Factor broadcast(const float* a) noexcept { return {set1(a[0]), set1(a[1])}; }
+  QUIRE_INLINE static Vec madd(Vec sum, const Pair& x, const Factor& factor) noexcept {
+    return fma(x.odd, factor.odd, fma(x.even, factor.even, sum));
+  }
+
+  // Step `pair` of k: of a panel, of two rows of V, of a tile.
+  QUIRE_INLINE static Pair load_panel(const float* panel, std::int64_t stride, std::int64_t pair,
+                                      std::int64_t column) noexcept {
+    const float* row = panel + 2 * pair * stride + column;
+    return {load(row), load(row + stride)};
+  }
+  template <class T>
+  QUIRE_INLINE static Pair load_tokens(const T* even, const T* odd) noexcept {
+    return {load_row(even), load_row(odd)};
+  }
+  template <class T>
+  QUIRE_INLINE static Pair load_tile(const T* tile) noexcept {
+    return load_pair(tile);
+  }
+
+  template <class T>
+  QUIRE_INLINE static void load_query(const T* q, std::int64_t dims, std::int64_t stride,
+                                      float* out) noexcept {
+    for (std::int64_t d = 0; d < stride; d += kLanes) {
+      store(out + d, d < dims ? load_part(q + d, dims - d) : zero());
+    }
+  }
+
+  QUIRE_INLINE static void store_weights(float* p, Vec x) noexcept { store(p, x); }
+  // A weight of 0 stays 0 whatever the scale of its key holds.
+  QUIRE_INLINE static void scale_weights(float* p, const float* scales,
+                                         std::int64_t num_vectors) noexcept {
+    for (std::int64_t i = 0; i < num_vectors * kLanes; i += kLanes) {
+      const Vec x = load(p + i);
+      store(p + i, zero_where_zero(x, mul(x, load(scales + i))));
+    }
+  }
+
+  // 0 for the keys of a V panel that no row may see.
+  static void clear_absent(const Chunk& chunk, std::int64_t dims, float* panel,
+                           std::int64_t stride) noexcept {
+    for (std::int64_t j = 0; j < round_up(chunk.end, 2); ++j) {
+      if (chunk.v[j] == kAbsent) fill_zero(panel + j * stride, dims);
+    }
+  }
+  static bool all_finite(const float* panel, std::int64_t stride, std::int64_t num_keys,
+                         std::int64_t dims) noexcept {
+    for (std::int64_t j = 0; j < num_keys; ++j) {
+      for (std::int64_t d = 0; d < dims; d += kLanes) {
+        const Vec x = load(panel + j * stride + d);
+        if (any_nan(sub(x, x))) return false;
+      }
+    }
+    return true;
+  }
+  // O += P V without the keys of weight 0: 0 * NaN would spread to rows that do not see the key.
+  static void accumulate_careful(const float* p, std::int64_t num_rows, const float* panel,
+                                 std::int64_t stride, std::int64_t num_keys, std::int64_t vectors,
+                                 const RowStates& states) noexcept {
+    for (std::int64_t r = 0; r < num_rows; ++r) {
+      float* o = states.o(r);
+      for (std::int64_t j = 0; j < num_keys; ++j) {
+        const float weight = p[r * kChunk + j];
+        if (weight == 0.0F) continue;
+        for (std::int64_t d = 0; d < vectors * kLanes; d += kLanes) {
+          store(o + d, fma(load(panel + j * stride + d), set1(weight), load(o + d)));
+        }
+      }
+    }
+  }
+};

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// K and V of a chunk as panels in scratch, for what the matrix blocks do not read in place: many
+// rows, which would convert them again and again; keys that are not all there; odd dims.
+//
+//   K panel [padded head_dim][kChunk], V panel [kChunk][padded value_dim]; absent keys are 0.
+
+// kLanes elements of a row of `left` more, 0 beyond.
+template <class T>
+QUIRE_INLINE Vec load_part(const T* p, std::int64_t left) noexcept {
+  if (left >= kLanes) return load_row(p);
+  alignas(64) T buffer[kLanes] = {};
+  for (std::int64_t i = 0; i < left; ++i) buffer[i] = p[i];
+  return load_row(buffer);
+}
+
+QUIRE_INLINE void fill_zero(float* p, std::int64_t count) noexcept {
+  for (std::int64_t i = 0; i < count; i += kLanes) store(p + i, zero());
+}
+
+// The rows of one kv head in a plain layout, null where a key is absent.
+template <class T>
+inline void find_rows(const T* head, const std::int64_t* offsets, const T** rows) noexcept {
+  for (std::int64_t j = 0; j < kChunk; ++j) {
+    rows[j] = offsets[j] == kAbsent ? nullptr : head + offsets[j];
+  }
+}
+
+// The tiles of 16 keys of one kv head, null where no key of 16 is there. Key i of a tile lies at
+// 2 i in K, and at (i / 2) * 32 + i % 2 in V.
+template <bool kIsK, class T>
+inline void find_units(const T* head, const std::int64_t* offsets, const T** units) noexcept {
+  for (std::int64_t u = 0; u < kChunk / kPairTile; ++u) {
+    units[u] = nullptr;
+    for (std::int64_t i = 0; i < kPairTile && units[u] == nullptr; ++i) {
+      const std::int64_t offset = offsets[u * kPairTile + i];
+      const std::int64_t inside = kIsK ? 2 * i : i / 2 * (2 * kPairTile) + i % 2;
+      if (offset != kAbsent) units[u] = head + offset - inside;
+    }
+  }
+}
+
+template <class T>
+inline void pack_plain_keys(const T* const* rows, std::int64_t dims, float* panel) noexcept {
+  for (std::int64_t j = 0; j < kChunk; j += kLanes) {
+    for (std::int64_t d = 0; d < dims; d += kLanes) {
+      Vec block[kLanes];
+      QUIRE_UNROLL
+      for (int i = 0; i < kLanes; ++i) {
+        block[i] = rows[j + i] != nullptr ? load_part(rows[j + i] + d, dims - d) : zero();
+      }
+      transpose(block);
+      QUIRE_UNROLL
+      for (int i = 0; i < kLanes; ++i) store(panel + (d + i) * kChunk + j, block[i]);
+    }
+  }
+}
+
+template <class T>
+inline void pack_tiled_keys(const T* const* units, std::int64_t dims, float* panel) noexcept {
+  for (std::int64_t u = 0; u < kChunk / kPairTile; ++u) {
+    for (std::int64_t d = 0; d < dims; d += 2) {
+      for (std::int64_t i = 0; i < kPairTile; i += kLanes) {
+        Pair x = {zero(), zero()};
+        if (units[u] != nullptr) x = load_pair(units[u] + d * kPairTile + 2 * i);
+        store(panel + d * kChunk + u * kPairTile + i, x.even);
+        store(panel + (d + 1) * kChunk + u * kPairTile + i, x.odd);
+      }
+    }
+  }
+}
+
+template <class T>
+inline void pack_plain_values(const T* const* rows, std::int64_t num_keys, std::int64_t dims,
+                              float* panel, std::int64_t stride) noexcept {
+  for (std::int64_t j = 0; j < num_keys; ++j) {
+    for (std::int64_t d = 0; d < dims; d += kLanes) {
+      store(panel + j * stride + d,
+            rows[j] != nullptr ? load_part(rows[j] + d, dims - d) : zero());
+    }
+  }
+}
+
+template <class T>
+inline void pack_tiled_values(const T* const* units, std::int64_t tile_stride,
+                              std::int64_t num_units, std::int64_t dims, float* panel,
+                              std::int64_t stride) noexcept {
+  for (std::int64_t u = 0; u < num_units; ++u) {
+    for (std::int64_t d = 0; d < dims; d += kLanes) {
+      const std::int64_t inside = d / kPairTile * tile_stride + d % kPairTile * 2;
+      for (std::int64_t i = 0; i < kPairTile; i += 2) {
+        Pair x = {zero(), zero()};
+        if (units[u] != nullptr) x = load_pair(units[u] + inside + i * kPairTile);
+        float* row = panel + (u * kPairTile + i) * stride + d;
+        store(row, x.even);
+        store(row + stride, x.odd);
+      }
+    }
+  }
+}
+
+// V that is the first dims of tiled K.
+template <class T>
+inline void pack_values_of_keys(const T* const* units, std::int64_t num_units, std::int64_t dims,
+                                float* panel, std::int64_t stride) noexcept {
+  for (std::int64_t u = 0; u < num_units; ++u) {
+    for (std::int64_t i = 0; i < kPairTile; i += kLanes) {
+      for (std::int64_t d = 0; d < dims; d += kLanes) {
+        Vec block[kLanes];
+        for (std::int64_t pair = 0; pair < kLanes / 2; ++pair) {
+          Pair x = {zero(), zero()};
+          if (units[u] != nullptr && d + 2 * pair < dims) {
+            x = load_pair(units[u] + (d + 2 * pair) * kPairTile + 2 * i);
+          }
+          block[2 * pair] = x.even;
+          block[2 * pair + 1] = x.odd;
+        }
+        transpose(block);
+        float* rows = panel + (u * kPairTile + i) * stride + d;
+        for (std::int64_t t = 0; t < kLanes; ++t) store(rows + t * stride, block[t]);
+      }
+    }
+  }
+}

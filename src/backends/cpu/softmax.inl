@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// From q.k to weights: what a spec may add to a score, the mask, and one step of the online softmax
+// of one row over the keys of a chunk. Weights are 2^(score - max), with scores in units of ln 2.
+
+// tanh, to 3e-7 of its own size: a continued fraction where 1 - 2 / (e^2x + 1) would cancel.
+QUIRE_INLINE Vec tanh(Vec x) noexcept {
+  const Vec x2 = mul(x, x);
+  const Vec above = fma(x2, fma(x2, set1(21.0F), set1(1260.0F)), set1(10395.0F));
+  const Vec below = fma(x2, fma(x2, add(x2, set1(210.0F)), set1(4725.0F)), set1(10395.0F));
+  const Vec small = mul(x, div(above, below));
+  const Vec magnitude = abs(x);
+  const Vec power = exp2<5>(mul(magnitude, set1(-2.0F * kLog2E)));  // never overflows
+  const Vec large = div(sub(set1(1.0F), power), add(set1(1.0F), power));
+  const Vec signed_large = select_less(x, zero(), sub(zero(), large), large);
+  return select_less(magnitude, set1(0.7F), small, signed_large);
+}
+
+// The row of a call that scores belong to.
+struct ScoreRow {
+  std::int64_t sequence;
+  std::int64_t query;  // of the sequence
+  std::int64_t head;   // query head
+};
+
+// Adds the bias; -inf hides the key whatever its score is.
+inline void add_bias(const TensorView& bias, const ScoreRow& row, const Chunk& chunk,
+                     float* s) noexcept {
+  const std::int64_t offset = row.sequence * bias.strides[0] + row.head * bias.strides[1] +
+                              row.query * bias.strides[2] + chunk.first * bias.strides[3];
+  for (std::int64_t j = chunk.begin; j < chunk.end; ++j) {
+    const float x = load_float(bias.dtype, bias.data, offset + j * bias.strides[3]);
+    s[j] = x == kNegativeInfinity ? x : s[j] + x;
+  }
+}
+
+// Scores in natural units: scale, softcap, ALiBi, bias, each where the call has it.
+inline void finish_scores(const AttendCall& call, const SequenceView& sequence,
+                          const ScoreRow& row, const Chunk& chunk, float scale,
+                          float* s) noexcept {
+  const AttentionParams& params = call.params;
+  const std::int64_t end = round_up(chunk.end, kLanes);
+  for (std::int64_t j = 0; j < end; j += kLanes) store(s + j, mul(load(s + j), set1(scale)));
+  if (params.softcap > 0.0F) {
+    for (std::int64_t j = 0; j < end; j += kLanes) {
+      const Vec x = div(load(s + j), set1(params.softcap));
+      store(s + j, mul(tanh(x), set1(params.softcap)));
+    }
+  }
+  if (!params.alibi_slopes.empty()) {
+    const std::int64_t position = query_position(sequence, row.query);
+    const float slope = params.alibi_slopes[row.head];
+    if (sequence.tree_depths != nullptr) {
+      for (std::int64_t j = chunk.begin; j < chunk.end; ++j) {
+        const std::int64_t distance = position - key_position(sequence, chunk.first + j);
+        s[j] -= slope * std::fabs(static_cast<float>(distance));
+      }
+    } else {
+      for (std::int64_t j = 0; j < end; j += kLanes) {
+        const Vec first = set1(static_cast<float>(position - chunk.first - j));
+        store(s + j, sub(load(s + j), mul(set1(slope), abs(sub(first, iota())))));
+      }
+    }
+  }
+  if (params.bias.present()) add_bias(params.bias, row, chunk, s);
+}
+
+// -inf where the query may not see the key, whatever the score was.
+inline void mask_scores(const AttendCall& call, const SequenceView& sequence, std::int64_t query,
+                        const Chunk& chunk, float* s) noexcept {
+  KeyRange seen = {chunk.first + chunk.begin, chunk.first + chunk.end};
+  if (sequence.tree_bits == nullptr) {
+    const KeyRange own = keys_seen(call.spec.mask, call.spec.alignment, sequence, query, query + 1);
+    seen = {std::max(seen.begin, own.begin), std::min(seen.end, own.end)};
+  } else {
+    for (std::int64_t j = chunk.begin; j < chunk.end; ++j) {
+      if (!is_visible(call.spec.mask, call.spec.alignment, sequence, query, chunk.first + j)) {
+        s[j] = kNegativeInfinity;
+      }
+    }
+  }
+  const std::int64_t end = round_up(chunk.end, kLanes);
+  for (std::int64_t j = 0; j < end; j += kLanes) {
+    const std::int64_t begin = seen.begin - chunk.first - j;
+    if (begin <= 0 && seen.end - chunk.first - j >= kLanes) continue;
+    store(s + j, keep_lanes(load(s + j), begin, seen.end - chunk.first - j,
+                            set1(kNegativeInfinity)));
+  }
+}
+
+// A maximum this much too small (in powers of two) is kept: weights up to 2^8 lose nothing, and O
+// need not be scaled for every new maximum.
+inline constexpr float kMaxSlack = 8.0F;
+
+// Of one row: adds the weights to the sums, lane by lane.
+template <class Ops>
+QUIRE_INLINE void weigh(const float* s, std::int64_t num_vectors, float factor, float max,
+                        float* sums, typename Ops::A* p) noexcept {
+  Vec sum = load(sums);
+  for (std::int64_t i = 0; i < num_vectors; ++i) {
+    const Vec x = exp2<Ops::kExp2Degree>(fma(load(s + i * kLanes), set1(factor), set1(-max)));
+    sum = add(sum, x);
+    Ops::store_weights(p + i * kLanes, x);
+  }
+  store(sums, sum);
+}
+
+// s are scores, `factor` their unit. Returns what O must be multiplied with first.
+template <class Ops>
+QUIRE_INLINE float soften_row(const float* s, std::int64_t num_vectors, float factor, float* max,
+                              float* sums, typename Ops::A* p) noexcept {
+  Vec top = set1(kNegativeInfinity);
+  for (std::int64_t i = 0; i < num_vectors; ++i) {
+    top = max_of(mul(load(s + i * kLanes), set1(factor)), top);
+  }
+  float rescale = 1.0F;
+  if (any_greater(top, set1(*max + kMaxSlack)) || *max == kNegativeInfinity) {
+    const float new_max = reduce_max(top);
+    if (new_max == kNegativeInfinity) {
+      // Nothing visible yet, unless all that is visible is NaN.
+      bool nan = false;
+      for (std::int64_t i = 0; i < num_vectors; ++i) nan = nan || any_nan(load(s + i * kLanes));
+      if (!nan) {
+        for (std::int64_t i = 0; i < num_vectors; ++i) Ops::store_weights(p + i * kLanes, zero());
+        return 1.0F;
+      }
+      *max = 0.0F;
+    } else {
+      rescale = *max == kNegativeInfinity ? 1.0F : std::exp2(*max - new_max);
+      store(sums, mul(load(sums), set1(rescale)));
+      *max = new_max;
+    }
+  }
+  weigh<Ops>(s, num_vectors, factor, *max, sums, p);
+  return rescale;
+}
