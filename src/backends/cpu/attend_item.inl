@@ -138,7 +138,9 @@ struct ChunkOfHead {
       const T* rows[kChunk];
       find_rows(k, chunk.k, rows);
       if constexpr (Ops::kAlongDims) {
-        if (all_visible && num_rows <= kAlongDimsRows && dims % kLanes == 0) {
+        // f32 queries want all keys of a row summed in one order, that of the panels.
+        if (all_visible && num_rows <= kAlongDimsRows && dims % kLanes == 0 &&
+            call.spec.q_dtype != DType::kF32) {
           score_along_dims(head.q, head.q_stride, num_rows, rows, dims, scratch.scores, ahead);
           return;
         }
