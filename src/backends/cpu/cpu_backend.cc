@@ -211,6 +211,12 @@ class CpuBackend final : public HostBackend {
             .batch_invariant = true};
   }
 
+  // Pairs in tiles are read as they lie; f32 and V in K gain nothing by them.
+  KvLayout preferred_layout(const AttentionSpec& spec) const override {
+    const bool pays = spec.kv.dtype != DType::kF32 && !spec.kv.v_in_k;
+    return pays && pair_tiled_layout_fits(spec) ? pair_tiled_layout(spec) : plain_layout(spec);
+  }
+
  protected:
   WorkspaceSize do_workspace(const AttentionSpec& spec, const BatchBounds& bounds) const override {
     const PlanSpec plan = make_plan_spec(spec, plan_params());

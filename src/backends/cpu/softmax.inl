@@ -97,7 +97,7 @@ QUIRE_INLINE void weigh(const float* s, std::int64_t num_vectors, float factor, 
                         float* sums, typename Ops::A* p) noexcept {
   Vec sum = load(sums);
   for (std::int64_t i = 0; i < num_vectors; ++i) {
-    const Vec x = exp2<Ops::kExp2Degree>(fma(load(s + i * kLanes), set1(factor), set1(-max)));
+    const Vec x = exp2<Ops::kExp2Degree>(exact_fms(load(s + i * kLanes), set1(factor), set1(max)));
     sum = add(sum, x);
     Ops::store_weights(p + i * kLanes, x);
   }

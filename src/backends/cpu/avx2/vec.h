@@ -20,6 +20,8 @@ QUIRE_INLINE Vec abs(Vec a) noexcept {
 QUIRE_INLINE Vec iota() noexcept { return _mm256_set_ps(7, 6, 5, 4, 3, 2, 1, 0); }
 // a * b + c, rounded once.
 QUIRE_INLINE Vec fma(Vec a, Vec b, Vec c) noexcept { return _mm256_fmadd_ps(a, b, c); }
+// a * b - c, rounded once on every level.
+QUIRE_INLINE Vec exact_fms(Vec a, Vec b, Vec c) noexcept { return _mm256_fmsub_ps(a, b, c); }
 // The larger one; b where either is NaN.
 QUIRE_INLINE Vec max_of(Vec a, Vec b) noexcept { return _mm256_max_ps(a, b); }
 QUIRE_INLINE float reduce_max(Vec a) noexcept {

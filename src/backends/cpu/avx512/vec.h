@@ -22,6 +22,8 @@ QUIRE_INLINE Vec iota() noexcept {
 }
 // a * b + c, rounded once.
 QUIRE_INLINE Vec fma(Vec a, Vec b, Vec c) noexcept { return _mm512_fmadd_ps(a, b, c); }
+// a * b - c, rounded once on every level.
+QUIRE_INLINE Vec exact_fms(Vec a, Vec b, Vec c) noexcept { return _mm512_fmsub_ps(a, b, c); }
 // The larger one; b where either is NaN.
 QUIRE_INLINE Vec max_of(Vec a, Vec b) noexcept { return _mm512_max_ps(a, b); }
 QUIRE_INLINE float reduce_max(Vec a) noexcept { return _mm512_reduce_max_ps(a); }

@@ -27,6 +27,12 @@ QUIRE_INLINE Vec abs(Vec a) noexcept { return (Vec)((IntVec)a & 0x7fffffff); }
 QUIRE_INLINE Vec iota() noexcept { return Vec{0, 1, 2, 3}; }
 // a * b + c; rounded twice, since the baseline of x86-64 has no fused one.
 QUIRE_INLINE Vec fma(Vec a, Vec b, Vec c) noexcept { return a * b + c; }
+// a * b - c, rounded once: the difference of two large numbers that must cancel.
+QUIRE_INLINE Vec exact_fms(Vec a, Vec b, Vec c) noexcept {
+  typedef double Wide __attribute__((vector_size(32)));
+  const Wide product = __builtin_convertvector(a, Wide) * __builtin_convertvector(b, Wide);
+  return __builtin_convertvector(product - __builtin_convertvector(c, Wide), Vec);
+}
 // The larger one; b where either is NaN.
 QUIRE_INLINE Vec max_of(Vec a, Vec b) noexcept { return choose(a > b, a, b); }
 QUIRE_INLINE float reduce_max(Vec a) noexcept {
