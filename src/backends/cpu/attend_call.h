@@ -49,7 +49,9 @@ constexpr std::int64_t round_up(std::int64_t value, std::int64_t to) {
 }
 
 // Dims of a panel: whole vectors.
-constexpr std::int64_t padded_dims(std::int64_t dims) { return round_up(dims, 2 * kMaxLanes); }
+constexpr std::int64_t padded_dims(std::int64_t dims) {
+  return round_up(dims, 2 * kMaxLanes);
+}
 
 // Floats of one record: whole cache lines, so that threads do not share one, and whole vectors.
 constexpr std::int64_t row_state_stride(std::int64_t value_dim) {

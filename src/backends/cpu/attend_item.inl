@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The algorithm of the CPU backend, once, over the vectors of a level (vec.h) and a way to multiply
-// (Ops). Included into the level's namespace after matrix.inl, panels.inl and softmax.inl.
+// The algorithm of the CPU backend, once, over the vectors of a level (vec.inl) and a way to
+// multiply (Ops). Included into the level's namespace after matrix.inl, panels.inl and softmax.inl.
 //
 //   load Q;  for each chunk of 64 keys, for each kv head of the item:
 //     S = Q K^T;  scale, cap, slope, bias, mask;  P = online softmax;  O += P V
@@ -16,11 +16,11 @@ inline constexpr std::int64_t kAlongDimsRows = 8;
 template <class Ops>
 struct HeadRows {
   std::int64_t kv_head;
-  IndexRange rows;          // of the sequence: token * group + head in group
-  typename Ops::A* q;       // [rows, q_stride]
+  IndexRange rows;     // of the sequence: token * group + head in group
+  typename Ops::A* q;  // [rows, q_stride]
   std::int64_t q_stride;
-  float* sums;              // [rows, kMaxLanes]
-  RowStates states;         // [rows]
+  float* sums;       // [rows, kMaxLanes]
+  RowStates states;  // [rows]
 };
 
 // q of the rows as Ops::A, 0 beyond head_dim.
@@ -147,9 +147,8 @@ struct ChunkOfHead {
       }
       pack_plain_keys(rows, dims, panel);
     }
-    multiply<Ops>(head.q, head.q_stride, num_rows,
-                  PanelSource<Ops>{panel, kChunk, (dims + 1) / 2}, num_vectors(), scratch.scores,
-                  kChunk, true, ahead);
+    multiply<Ops>(head.q, head.q_stride, num_rows, PanelSource<Ops>{panel, kChunk, (dims + 1) / 2},
+                  num_vectors(), scratch.scores, kChunk, true, ahead);
   }
 
   // The scales of the keys, 1 for absent ones, where each key has its own.
@@ -191,8 +190,8 @@ struct ChunkOfHead {
       }
       if (!all_visible) mask_scores(call, sequence, row / group, chunk, s);
       typename Ops::A* p = weights + r * kChunk;
-      const float rescale = soften_row<Ops>(s, n, factor, &head.states.max(r),
-                                            head.sums + r * kMaxLanes, p);
+      const float rescale =
+          soften_row<Ops>(s, n, factor, &head.states.max(r), head.sums + r * kMaxLanes, p);
       if (rescale != 1.0F) {
         float* o = head.states.o(r);
         for (std::int64_t d = 0; d < call.spec.value_dim; d += kLanes) {
@@ -256,9 +255,8 @@ struct ChunkOfHead {
     const bool finite = pack_values(head, stride);
     auto* panel = reinterpret_cast<typename Ops::Panel*>(scratch.v);
     if (finite) {
-      multiply<Ops>(weights, kChunk, num_rows,
-                    PanelSource<Ops>{panel, stride, (chunk.end + 1) / 2}, vectors,
-                    head.states.data, head.states.stride, false, ahead);
+      multiply<Ops>(weights, kChunk, num_rows, PanelSource<Ops>{panel, stride, (chunk.end + 1) / 2},
+                    vectors, head.states.data, head.states.stride, false, ahead);
     } else {
       Ops::accumulate_careful(weights, num_rows, panel, stride, chunk.end, vectors, head.states);
     }
@@ -347,8 +345,7 @@ void attend_item_of(const AttendCall& call, const WorkItem& item, const WorkItem
         .scratch = scratch,
         .chunk = chunk,
         .sequence = sequence,
-        .all_visible =
-            chunk.whole() && keys.begin >= unmasked.begin && keys.end <= unmasked.end,
+        .all_visible = chunk.whole() && keys.begin >= unmasked.begin && keys.end <= unmasked.end,
         .ahead = ahead};
     for (std::int64_t h = item.kv_heads.begin; h < item.kv_heads.end; ++h) {
       const HeadRows<Ops> head = head_rows<Ops>(call, item, scratch, h);

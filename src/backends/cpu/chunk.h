@@ -64,8 +64,8 @@ class PrefetchWalk {
 
   Piece pieces_[2 * kChunk];
   int num_pieces_ = 0;
-  int piece_ = 0;            // the one after the current
-  std::int64_t left_ = 0;    // ranges of the current one not begun
+  int piece_ = 0;          // the one after the current
+  std::int64_t left_ = 0;  // ranges of the current one not begun
   const char* range_ = nullptr;
   const char* line_ = nullptr;
   const char* end_ = nullptr;

@@ -178,8 +178,7 @@ void attend_items(const AttendCall& call, const CpuPrepared& prepared, AttendIte
   for (;;) {
     index = counter.fetch_add(1, std::memory_order_relaxed);
     const bool has_next = index < num_items;
-    const WorkItem next =
-        has_next ? item_at(prepared.plan_spec, prepared.plan, index) : WorkItem{};
+    const WorkItem next = has_next ? item_at(prepared.plan_spec, prepared.plan, index) : WorkItem{};
     attend_item(call, item, has_next ? &next : nullptr, scratch);
     finish_item(call, prepared, item, scratch);
     if (!has_next) return;
@@ -267,8 +266,7 @@ class CpuBackend final : public HostBackend {
       new (&mine.pending[i]) std::atomic<int>(static_cast<int>(merge.num_splits));
     }
     std::atomic<std::int64_t> next_item{0};
-    const std::int64_t num_workers =
-        std::min<std::int64_t>(pool_.num_threads(), mine.num_items());
+    const std::int64_t num_workers = std::min<std::int64_t>(pool_.num_threads(), mine.num_items());
     pool_.run(num_workers, [&](std::int64_t, int thread) noexcept {
       attend_items(call, mine, level_.attend_item, next_item, mine.scratch(thread));
     });

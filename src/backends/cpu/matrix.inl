@@ -154,9 +154,9 @@ struct TiledValues {
   template <int kVectors>
   QUIRE_INLINE Columns at(std::int64_t segment, std::int64_t vector) const noexcept {
     // A block of vectors begins with a tile, or is one vector.
-    return {units[segment] + vector / kTileVectors * tile_stride +
-                vector % kTileVectors * (2 * kLanes),
-            tile_stride};
+    return {
+        units[segment] + vector / kTileVectors * tile_stride + vector % kTileVectors * (2 * kLanes),
+        tile_stride};
   }
 };
 

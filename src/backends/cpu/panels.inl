@@ -74,8 +74,7 @@ inline void pack_plain_values(const T* const* rows, std::int64_t num_keys, std::
                               float* panel, std::int64_t stride) noexcept {
   for (std::int64_t j = 0; j < num_keys; ++j) {
     for (std::int64_t d = 0; d < dims; d += kLanes) {
-      store(panel + j * stride + d,
-            rows[j] != nullptr ? load_part(rows[j] + d, dims - d) : zero());
+      store(panel + j * stride + d, rows[j] != nullptr ? load_part(rows[j] + d, dims - d) : zero());
     }
   }
 }

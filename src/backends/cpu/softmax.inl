@@ -34,9 +34,8 @@ inline void add_bias(const TensorView& bias, const ScoreRow& row, const Chunk& c
 }
 
 // Scores in natural units: scale, softcap, ALiBi, bias, each where the call has it.
-inline void finish_scores(const AttendCall& call, const SequenceView& sequence,
-                          const ScoreRow& row, const Chunk& chunk, float scale,
-                          float* s) noexcept {
+inline void finish_scores(const AttendCall& call, const SequenceView& sequence, const ScoreRow& row,
+                          const Chunk& chunk, float scale, float* s) noexcept {
   const AttentionParams& params = call.params;
   const std::int64_t end = round_up(chunk.end, kLanes);
   for (std::int64_t j = 0; j < end; j += kLanes) store(s + j, mul(load(s + j), set1(scale)));
@@ -82,8 +81,8 @@ inline void mask_scores(const AttendCall& call, const SequenceView& sequence, st
   for (std::int64_t j = 0; j < end; j += kLanes) {
     const std::int64_t begin = seen.begin - chunk.first - j;
     if (begin <= 0 && seen.end - chunk.first - j >= kLanes) continue;
-    store(s + j, keep_lanes(load(s + j), begin, seen.end - chunk.first - j,
-                            set1(kNegativeInfinity)));
+    store(s + j,
+          keep_lanes(load(s + j), begin, seen.end - chunk.first - j, set1(kNegativeInfinity)));
   }
 }
 

@@ -16,7 +16,8 @@
 #define QUIRE_TARGET_END QUIRE_PRAGMA(clang attribute pop)
 #define QUIRE_UNROLL QUIRE_PRAGMA(unroll)
 #else
-#define QUIRE_TARGET_BEGIN(features) QUIRE_PRAGMA(GCC push_options) QUIRE_PRAGMA(GCC target(features))
+#define QUIRE_TARGET_BEGIN(features) \
+  QUIRE_PRAGMA(GCC push_options) QUIRE_PRAGMA(GCC target(features))
 #define QUIRE_TARGET_END QUIRE_PRAGMA(GCC pop_options)
 #define QUIRE_UNROLL QUIRE_PRAGMA(GCC unroll 16)
 #endif

@@ -21,7 +21,7 @@
 namespace quire::cpu::avx2 {
 
 QUIRE_TARGET_BEGIN("avx2,fma,f16c")
-#include "backends/cpu/avx2/vec.h"
+#include "backends/cpu/avx2/vec.inl"
 #include "backends/cpu/level.inl"
 QUIRE_TARGET_END
 

@@ -21,7 +21,7 @@
 namespace quire::cpu::avx512 {
 
 QUIRE_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
-#include "backends/cpu/avx512/vec.h"
+#include "backends/cpu/avx512/vec.inl"
 #include "backends/cpu/level.inl"
 QUIRE_TARGET_END
 

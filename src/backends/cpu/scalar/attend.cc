@@ -16,7 +16,7 @@
 
 namespace quire::cpu::scalar {
 
-#include "backends/cpu/scalar/vec.h"
 #include "backends/cpu/level.inl"
+#include "backends/cpu/scalar/vec.inl"
 
 }  // namespace quire::cpu::scalar

@@ -6,24 +6,48 @@ inline constexpr int kLanes = 8;
 inline constexpr int kBlockVectors = 2;  // 6 rows of 2 accumulators, of 16 registers
 using Vec = __m256;
 
-QUIRE_INLINE Vec load(const float* p) noexcept { return _mm256_loadu_ps(p); }
-QUIRE_INLINE void store(float* p, Vec x) noexcept { _mm256_storeu_ps(p, x); }
-QUIRE_INLINE Vec set1(float x) noexcept { return _mm256_set1_ps(x); }
-QUIRE_INLINE Vec zero() noexcept { return _mm256_setzero_ps(); }
-QUIRE_INLINE Vec add(Vec a, Vec b) noexcept { return _mm256_add_ps(a, b); }
-QUIRE_INLINE Vec sub(Vec a, Vec b) noexcept { return _mm256_sub_ps(a, b); }
-QUIRE_INLINE Vec mul(Vec a, Vec b) noexcept { return _mm256_mul_ps(a, b); }
-QUIRE_INLINE Vec div(Vec a, Vec b) noexcept { return _mm256_div_ps(a, b); }
+QUIRE_INLINE Vec load(const float* p) noexcept {
+  return _mm256_loadu_ps(p);
+}
+QUIRE_INLINE void store(float* p, Vec x) noexcept {
+  _mm256_storeu_ps(p, x);
+}
+QUIRE_INLINE Vec set1(float x) noexcept {
+  return _mm256_set1_ps(x);
+}
+QUIRE_INLINE Vec zero() noexcept {
+  return _mm256_setzero_ps();
+}
+QUIRE_INLINE Vec add(Vec a, Vec b) noexcept {
+  return _mm256_add_ps(a, b);
+}
+QUIRE_INLINE Vec sub(Vec a, Vec b) noexcept {
+  return _mm256_sub_ps(a, b);
+}
+QUIRE_INLINE Vec mul(Vec a, Vec b) noexcept {
+  return _mm256_mul_ps(a, b);
+}
+QUIRE_INLINE Vec div(Vec a, Vec b) noexcept {
+  return _mm256_div_ps(a, b);
+}
 QUIRE_INLINE Vec abs(Vec a) noexcept {
   return _mm256_and_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)));
 }
-QUIRE_INLINE Vec iota() noexcept { return _mm256_set_ps(7, 6, 5, 4, 3, 2, 1, 0); }
+QUIRE_INLINE Vec iota() noexcept {
+  return _mm256_set_ps(7, 6, 5, 4, 3, 2, 1, 0);
+}
 // a * b + c, rounded once.
-QUIRE_INLINE Vec fma(Vec a, Vec b, Vec c) noexcept { return _mm256_fmadd_ps(a, b, c); }
+QUIRE_INLINE Vec fma(Vec a, Vec b, Vec c) noexcept {
+  return _mm256_fmadd_ps(a, b, c);
+}
 // a * b - c, rounded once on every level.
-QUIRE_INLINE Vec exact_fms(Vec a, Vec b, Vec c) noexcept { return _mm256_fmsub_ps(a, b, c); }
+QUIRE_INLINE Vec exact_fms(Vec a, Vec b, Vec c) noexcept {
+  return _mm256_fmsub_ps(a, b, c);
+}
 // The larger one; b where either is NaN.
-QUIRE_INLINE Vec max_of(Vec a, Vec b) noexcept { return _mm256_max_ps(a, b); }
+QUIRE_INLINE Vec max_of(Vec a, Vec b) noexcept {
+  return _mm256_max_ps(a, b);
+}
 QUIRE_INLINE float reduce_max(Vec a) noexcept {
   __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   x = _mm_max_ps(x, _mm_movehl_ps(x, x));
@@ -77,7 +101,9 @@ QUIRE_INLINE Vec exp2(Vec x) noexcept {
 }
 
 // kLanes consecutive elements as floats.
-QUIRE_INLINE Vec load_row(const float* p) noexcept { return _mm256_loadu_ps(p); }
+QUIRE_INLINE Vec load_row(const float* p) noexcept {
+  return _mm256_loadu_ps(p);
+}
 QUIRE_INLINE Vec load_row(const BFloat16* p) noexcept {
   const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
@@ -120,8 +146,9 @@ QUIRE_INLINE Pair load_pair(const float* p) noexcept {
 }
 QUIRE_INLINE Pair load_pair(const BFloat16* p) noexcept {
   const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  return {_mm256_castsi256_ps(_mm256_slli_epi32(x, 16)),
-          _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(0xffff0000))))};
+  return {
+      _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)),
+      _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(0xffff0000))))};
 }
 // The low halves of 8 words.
 QUIRE_INLINE __m128i narrow(__m256i x) noexcept {

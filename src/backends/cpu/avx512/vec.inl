@@ -8,30 +8,60 @@ inline constexpr int kLanes = 16;
 inline constexpr int kBlockVectors = 4;  // 6 rows of 4 accumulators, of 32 registers
 using Vec = __m512;
 
-QUIRE_INLINE Vec load(const float* p) noexcept { return _mm512_loadu_ps(p); }
-QUIRE_INLINE void store(float* p, Vec x) noexcept { _mm512_storeu_ps(p, x); }
-QUIRE_INLINE Vec set1(float x) noexcept { return _mm512_set1_ps(x); }
-QUIRE_INLINE Vec zero() noexcept { return _mm512_setzero_ps(); }
-QUIRE_INLINE Vec add(Vec a, Vec b) noexcept { return _mm512_add_ps(a, b); }
-QUIRE_INLINE Vec sub(Vec a, Vec b) noexcept { return _mm512_sub_ps(a, b); }
-QUIRE_INLINE Vec mul(Vec a, Vec b) noexcept { return _mm512_mul_ps(a, b); }
-QUIRE_INLINE Vec div(Vec a, Vec b) noexcept { return _mm512_div_ps(a, b); }
-QUIRE_INLINE Vec abs(Vec a) noexcept { return _mm512_abs_ps(a); }
+QUIRE_INLINE Vec load(const float* p) noexcept {
+  return _mm512_loadu_ps(p);
+}
+QUIRE_INLINE void store(float* p, Vec x) noexcept {
+  _mm512_storeu_ps(p, x);
+}
+QUIRE_INLINE Vec set1(float x) noexcept {
+  return _mm512_set1_ps(x);
+}
+QUIRE_INLINE Vec zero() noexcept {
+  return _mm512_setzero_ps();
+}
+QUIRE_INLINE Vec add(Vec a, Vec b) noexcept {
+  return _mm512_add_ps(a, b);
+}
+QUIRE_INLINE Vec sub(Vec a, Vec b) noexcept {
+  return _mm512_sub_ps(a, b);
+}
+QUIRE_INLINE Vec mul(Vec a, Vec b) noexcept {
+  return _mm512_mul_ps(a, b);
+}
+QUIRE_INLINE Vec div(Vec a, Vec b) noexcept {
+  return _mm512_div_ps(a, b);
+}
+QUIRE_INLINE Vec abs(Vec a) noexcept {
+  return _mm512_abs_ps(a);
+}
 QUIRE_INLINE Vec iota() noexcept {
   return _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
 }
 // a * b + c, rounded once.
-QUIRE_INLINE Vec fma(Vec a, Vec b, Vec c) noexcept { return _mm512_fmadd_ps(a, b, c); }
+QUIRE_INLINE Vec fma(Vec a, Vec b, Vec c) noexcept {
+  return _mm512_fmadd_ps(a, b, c);
+}
 // a * b - c, rounded once on every level.
-QUIRE_INLINE Vec exact_fms(Vec a, Vec b, Vec c) noexcept { return _mm512_fmsub_ps(a, b, c); }
+QUIRE_INLINE Vec exact_fms(Vec a, Vec b, Vec c) noexcept {
+  return _mm512_fmsub_ps(a, b, c);
+}
 // The larger one; b where either is NaN.
-QUIRE_INLINE Vec max_of(Vec a, Vec b) noexcept { return _mm512_max_ps(a, b); }
-QUIRE_INLINE float reduce_max(Vec a) noexcept { return _mm512_reduce_max_ps(a); }
-QUIRE_INLINE float reduce_add(Vec a) noexcept { return _mm512_reduce_add_ps(a); }
+QUIRE_INLINE Vec max_of(Vec a, Vec b) noexcept {
+  return _mm512_max_ps(a, b);
+}
+QUIRE_INLINE float reduce_max(Vec a) noexcept {
+  return _mm512_reduce_max_ps(a);
+}
+QUIRE_INLINE float reduce_add(Vec a) noexcept {
+  return _mm512_reduce_add_ps(a);
+}
 QUIRE_INLINE bool any_greater(Vec a, Vec b) noexcept {
   return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0;
 }
-QUIRE_INLINE bool any_nan(Vec a) noexcept { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q) != 0; }
+QUIRE_INLINE bool any_nan(Vec a) noexcept {
+  return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q) != 0;
+}
 // a < b ? x : y, lane by lane; y where either is NaN.
 QUIRE_INLINE Vec select_less(Vec a, Vec b, Vec x, Vec y) noexcept {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_LT_OQ), y, x);
@@ -60,7 +90,9 @@ QUIRE_INLINE Vec exp2(Vec x) noexcept {
 }
 
 // kLanes consecutive elements as floats.
-QUIRE_INLINE Vec load_row(const float* p) noexcept { return _mm512_loadu_ps(p); }
+QUIRE_INLINE Vec load_row(const float* p) noexcept {
+  return _mm512_loadu_ps(p);
+}
 QUIRE_INLINE Vec load_row(const BFloat16* p) noexcept {
   const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
@@ -106,8 +138,9 @@ QUIRE_INLINE Pair load_pair(const float* p) noexcept {
 }
 QUIRE_INLINE Pair load_pair(const BFloat16* p) noexcept {
   const __m512i x = _mm512_loadu_si512(p);
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(x, 16)),
-          _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000))))};
+  return {
+      _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)),
+      _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000))))};
 }
 QUIRE_INLINE Pair load_pair(const Float16* p) noexcept {
   const __m512i x = _mm512_loadu_si512(p);
@@ -115,8 +148,7 @@ QUIRE_INLINE Pair load_pair(const Float16* p) noexcept {
           _mm512_cvtph_ps(_mm512_cvtepi32_epi16(_mm512_srli_epi32(x, 16)))};
 }
 QUIRE_INLINE Pair load_pair(const std::int8_t* p) noexcept {
-  const __m512i x =
-      _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  const __m512i x = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   return {_mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(x, 24), 24)),
           _mm512_cvtepi32_ps(_mm512_srai_epi32(x, 8))};
 }

@@ -13,20 +13,40 @@ QUIRE_INLINE Vec load(const float* p) noexcept {
   __builtin_memcpy(&x, p, sizeof(x));
   return x;
 }
-QUIRE_INLINE void store(float* p, Vec x) noexcept { __builtin_memcpy(p, &x, sizeof(x)); }
-QUIRE_INLINE Vec set1(float x) noexcept { return Vec{x, x, x, x}; }
-QUIRE_INLINE Vec zero() noexcept { return set1(0.0F); }
-QUIRE_INLINE Vec add(Vec a, Vec b) noexcept { return a + b; }
-QUIRE_INLINE Vec sub(Vec a, Vec b) noexcept { return a - b; }
-QUIRE_INLINE Vec mul(Vec a, Vec b) noexcept { return a * b; }
-QUIRE_INLINE Vec div(Vec a, Vec b) noexcept { return a / b; }
+QUIRE_INLINE void store(float* p, Vec x) noexcept {
+  __builtin_memcpy(p, &x, sizeof(x));
+}
+QUIRE_INLINE Vec set1(float x) noexcept {
+  return Vec{x, x, x, x};
+}
+QUIRE_INLINE Vec zero() noexcept {
+  return set1(0.0F);
+}
+QUIRE_INLINE Vec add(Vec a, Vec b) noexcept {
+  return a + b;
+}
+QUIRE_INLINE Vec sub(Vec a, Vec b) noexcept {
+  return a - b;
+}
+QUIRE_INLINE Vec mul(Vec a, Vec b) noexcept {
+  return a * b;
+}
+QUIRE_INLINE Vec div(Vec a, Vec b) noexcept {
+  return a / b;
+}
 QUIRE_INLINE Vec choose(IntVec mask, Vec x, Vec y) noexcept {
   return (Vec)(((IntVec)x & mask) | ((IntVec)y & ~mask));
 }
-QUIRE_INLINE Vec abs(Vec a) noexcept { return (Vec)((IntVec)a & 0x7fffffff); }
-QUIRE_INLINE Vec iota() noexcept { return Vec{0, 1, 2, 3}; }
+QUIRE_INLINE Vec abs(Vec a) noexcept {
+  return (Vec)((IntVec)a & 0x7fffffff);
+}
+QUIRE_INLINE Vec iota() noexcept {
+  return Vec{0, 1, 2, 3};
+}
 // a * b + c; rounded twice, since the baseline of x86-64 has no fused one.
-QUIRE_INLINE Vec fma(Vec a, Vec b, Vec c) noexcept { return a * b + c; }
+QUIRE_INLINE Vec fma(Vec a, Vec b, Vec c) noexcept {
+  return a * b + c;
+}
 // a * b - c, rounded once: the difference of two large numbers that must cancel.
 QUIRE_INLINE Vec exact_fms(Vec a, Vec b, Vec c) noexcept {
   typedef double Wide __attribute__((vector_size(32)));
@@ -34,20 +54,34 @@ QUIRE_INLINE Vec exact_fms(Vec a, Vec b, Vec c) noexcept {
   return __builtin_convertvector(product - __builtin_convertvector(c, Wide), Vec);
 }
 // The larger one; b where either is NaN.
-QUIRE_INLINE Vec max_of(Vec a, Vec b) noexcept { return choose(a > b, a, b); }
+QUIRE_INLINE Vec max_of(Vec a, Vec b) noexcept {
+  return choose(a > b, a, b);
+}
 QUIRE_INLINE float reduce_max(Vec a) noexcept {
   const float low = a[0] > a[1] ? a[0] : a[1];
   const float high = a[2] > a[3] ? a[2] : a[3];
   return low > high ? low : high;
 }
-QUIRE_INLINE float reduce_add(Vec a) noexcept { return (a[0] + a[2]) + (a[1] + a[3]); }
-QUIRE_INLINE bool any(IntVec mask) noexcept { return (mask[0] | mask[1] | mask[2] | mask[3]) != 0; }
-QUIRE_INLINE bool any_greater(Vec a, Vec b) noexcept { return any(a > b); }
-QUIRE_INLINE bool any_nan(Vec a) noexcept { return any(a != a); }
+QUIRE_INLINE float reduce_add(Vec a) noexcept {
+  return (a[0] + a[2]) + (a[1] + a[3]);
+}
+QUIRE_INLINE bool any(IntVec mask) noexcept {
+  return (mask[0] | mask[1] | mask[2] | mask[3]) != 0;
+}
+QUIRE_INLINE bool any_greater(Vec a, Vec b) noexcept {
+  return any(a > b);
+}
+QUIRE_INLINE bool any_nan(Vec a) noexcept {
+  return any(a != a);
+}
 // a < b ? x : y, lane by lane; y where either is NaN.
-QUIRE_INLINE Vec select_less(Vec a, Vec b, Vec x, Vec y) noexcept { return choose(a < b, x, y); }
+QUIRE_INLINE Vec select_less(Vec a, Vec b, Vec x, Vec y) noexcept {
+  return choose(a < b, x, y);
+}
 // a == 0 ? 0 : b.
-QUIRE_INLINE Vec zero_where_zero(Vec a, Vec b) noexcept { return choose(a == 0.0F, zero(), b); }
+QUIRE_INLINE Vec zero_where_zero(Vec a, Vec b) noexcept {
+  return choose(a == 0.0F, zero(), b);
+}
 // Lanes [begin, end) of x, others of y. Any begin and end.
 QUIRE_INLINE Vec keep_lanes(Vec x, std::int64_t begin, std::int64_t end, Vec y) noexcept {
   Vec result = y;
