@@ -5,11 +5,13 @@ inline constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity
 inline constexpr float kLog2E = 1.44269504088896341F;
 using LevelPair = Pair;
 
-#include "backends/cpu/attend_item.inl"
-#include "backends/cpu/f32_ops.inl"
+// clang-format off: each uses the ones before it
 #include "backends/cpu/matrix.inl"
 #include "backends/cpu/panels.inl"
 #include "backends/cpu/softmax.inl"
+#include "backends/cpu/f32_ops.inl"
+#include "backends/cpu/attend_item.inl"
+// clang-format on
 
 void attend_item(const AttendCall& call, const WorkItem& item, const WorkItem* next,
                  const Scratch& scratch) noexcept {

@@ -16,7 +16,9 @@
 
 namespace quire::cpu::scalar {
 
-#include "backends/cpu/level.inl"
+// clang-format off: the second uses the first
 #include "backends/cpu/scalar/vec.inl"
+#include "backends/cpu/level.inl"
+// clang-format on
 
 }  // namespace quire::cpu::scalar
