@@ -5,7 +5,8 @@ inline constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity
 inline constexpr float kLog2E = 1.44269504088896341F;
 using LevelPair = Pair;
 
-// clang-format off: each uses the ones before it
+// Each uses the ones before it.
+// clang-format off
 #include "backends/cpu/matrix.inl"
 #include "backends/cpu/panels.inl"
 #include "backends/cpu/softmax.inl"

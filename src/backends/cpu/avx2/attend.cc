@@ -21,7 +21,8 @@
 namespace quire::cpu::avx2 {
 
 QUIRE_TARGET_BEGIN("avx2,fma,f16c")
-// clang-format off: the second uses the first
+// The second uses the first.
+// clang-format off
 #include "backends/cpu/avx2/vec.inl"
 #include "backends/cpu/level.inl"
 // clang-format on

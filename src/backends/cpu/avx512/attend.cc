@@ -21,7 +21,8 @@
 namespace quire::cpu::avx512 {
 
 QUIRE_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
-// clang-format off: the second uses the first
+// The second uses the first.
+// clang-format off
 #include "backends/cpu/avx512/vec.inl"
 #include "backends/cpu/level.inl"
 // clang-format on

@@ -16,7 +16,8 @@
 
 namespace quire::cpu::scalar {
 
-// clang-format off: the second uses the first
+// The second uses the first.
+// clang-format off
 #include "backends/cpu/scalar/vec.inl"
 #include "backends/cpu/level.inl"
 // clang-format on
