@@ -21,6 +21,7 @@ using Action = std::function<int()>;
 void add_info(CLI::App& app, Action& action);
 void add_check(CLI::App& app, Action& action);
 void add_bench(CLI::App& app, Action& action);
+void add_replay(CLI::App& app, Action& action);
 void add_trace(CLI::App& app, Action& action);
 
 }  // namespace quire::cli

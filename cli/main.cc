@@ -25,6 +25,7 @@ int main(int argc, char** argv) {
   add_check(app, action);
   add_bench(app, action);
   add_trace(app, action);
+  add_replay(app, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

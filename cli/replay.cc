@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// `quire replay`: a request trace through scheduler, block manager and, if wanted, attention.
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "cli/command.h"
+#include "cli/progress.h"
+#include "cli/replay_options.h"
+#include "cli/replay_report.h"
+#include "replay/cache_plan.h"
+#include "replay/replay.h"
+#include "replay/step_runner.h"
+#include "replay/trace_reader.h"
+#include "replay/workload.h"
+
+namespace quire::cli {
+namespace {
+
+using replay::CachePlan;
+using replay::ReplayReport;
+using replay::Workload;
+
+std::int64_t plain_block_bytes(const ReplayCommand& options) {
+  return 2 * std::int64_t{options.num_layers} * options.num_kv_heads * options.head_dim *
+         options.block_size * dtype_bytes(options.dtype);
+}
+
+CachePlan plan_cache(const ReplayCommand& options, const Workload& workload,
+                     std::int64_t block_bytes) {
+  CachePlan plan{.block_size = options.block_size,
+                 .block_bytes = block_bytes,
+                 .num_blocks = options.cache_blocks,
+                 .num_host_blocks = options.host_blocks,
+                 .watermark_blocks = std::max<std::int64_t>(options.watermark_blocks, 0)};
+  const bool is_given = options.cache_blocks > 0 || options.cache_bytes > 0;
+  if (options.cache_bytes > 0) {
+    plan.num_blocks = replay::blocks_in(options.cache_bytes, plan.block_bytes);
+  } else if (!is_given) {
+    plan.num_blocks = replay::blocks_for_all(workload, plan.block_size);
+  }
+  if (is_given && options.watermark_blocks < 0) plan.watermark_blocks = plan.num_blocks / 100;
+  require_all_fit(workload, plan);
+  return plan;
+}
+
+// Checking the whole state takes about as long as walking all blocks.
+std::int64_t default_validate_interval(const CachePlan& plan) {
+  return std::max<std::int64_t>(plan.num_blocks / 8, 64);
+}
+
+int run_replay(ReplayCommand options) {
+  options.complete();
+  replay::Trace trace =
+      replay::read_trace(options.trace, {.block_tokens = options.workload.block_tokens,
+                                         .max_requests = options.max_requests});
+  const Workload workload(std::move(trace), options.workload);
+  const CachePlan plan = plan_cache(options, workload, plain_block_bytes(options));
+  if (options.replay.validate_interval < 0) {
+    options.replay.validate_interval = default_validate_interval(plan);
+  }
+  options.replay.sample_interval = 16;
+  options.scheduler.preemption.token_bytes = plan.block_bytes / plan.block_size;
+  replay::MemoryRunner runner(options.scheduler, manager_options(plan));
+  Progress progress(workload.size());
+  options.replay.progress = [&](const replay::ReplayProgress& state) {
+    progress.update(state.num_done, "requests");
+  };
+  const ReplayReport report = replay::replay(workload, runner, options.replay);
+  if (options.json) {
+    fmt::print("{}\n", report_json(options, plan, report).dump(2));
+  } else {
+    print_report(options, plan, report);
+  }
+  return report.violations == 0 ? kSuccess : kFailure;
+}
+
+}  // namespace
+
+void add_replay(CLI::App& app, Action& action) {
+  CLI::App* command =
+      app.add_subcommand("replay", "Replay a request trace through scheduler, blocks and attention");
+  auto options = std::make_shared<ReplayCommand>();
+  add_replay_options(*command, *options);
+  command->footer(
+      "Exit code 0: no violation; 1: some; 2: bad usage, a bad trace, or a cache too small for it.\n"
+      "Examples:\n"
+      "  quire replay trace.jsonl\n"
+      "  quire replay trace.jsonl --cache-bytes 64MiB --html report.html\n"
+      "  quire replay trace.jsonl --memory-only --cache-bytes 80GiB --json\n"
+      "  quire replay trace.jsonl --memory-only --serial");
+  command->callback([&action, options] { action = [options] { return run_replay(*options); }; });
+}
+
+}  // namespace quire::cli
