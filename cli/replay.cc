@@ -13,7 +13,9 @@
 #include "cli/progress.h"
 #include "cli/replay_options.h"
 #include "cli/replay_report.h"
+#include "quire/registry.h"
 #include "replay/cache_plan.h"
+#include "replay/compute_runner.h"
 #include "replay/replay.h"
 #include "replay/step_runner.h"
 #include "replay/trace_reader.h"
@@ -54,28 +56,89 @@ std::int64_t default_validate_interval(const CachePlan& plan) {
   return std::max<std::int64_t>(plan.num_blocks / 8, 64);
 }
 
-int run_replay(ReplayCommand options) {
-  options.complete();
-  replay::Trace trace =
-      replay::read_trace(options.trace, {.block_tokens = options.workload.block_tokens,
-                                         .max_requests = options.max_requests});
-  const Workload workload(std::move(trace), options.workload);
+// What is given to compute with, and the cache that fits it.
+struct Machine {
+  CachePlan plan;
+  std::unique_ptr<replay::StepRunner> runner;
+};
+
+Machine make_memory_machine(ReplayCommand& options, const Workload& workload, KvEventSink* events) {
   const CachePlan plan = plan_cache(options, workload, plain_block_bytes(options));
-  if (options.replay.validate_interval < 0) {
-    options.replay.validate_interval = default_validate_interval(plan);
-  }
   options.replay.sample_interval = 16;
   options.scheduler.preemption.token_bytes = plan.block_bytes / plan.block_size;
-  replay::MemoryRunner runner(options.scheduler, manager_options(plan));
-  Progress progress(workload.size());
-  options.replay.progress = [&](const replay::ReplayProgress& state) {
-    progress.update(state.num_done, "requests");
-  };
-  const ReplayReport report = replay::replay(workload, runner, options.replay);
+  BlockManagerOptions blocks = manager_options(plan);
+  blocks.events = events;
+  return {plan, std::make_unique<replay::MemoryRunner>(options.scheduler, blocks)};
+}
+
+Machine make_computing_machine(ReplayCommand& options, const Workload& workload,
+                               KvEventSink* events) {
+  constexpr std::int64_t kDefaultCacheBytes = std::int64_t{256} << 20;
+  const replay::ModelShape model{.num_layers = options.num_layers,
+                                 .num_q_heads = options.num_q_heads,
+                                 .num_kv_heads = options.num_kv_heads,
+                                 .head_dim = options.head_dim,
+                                 .dtype = options.dtype};
+  const BackendOptions backend_options{.num_threads = options.num_threads, .isa = {}};
+  std::unique_ptr<AttentionBackend> backend = make_backend(options.backend, backend_options);
+  const std::int64_t block_bytes = replay::stored_block_bytes(*backend, model, options.block_size);
+  if (options.cache_blocks == 0 && options.cache_bytes == 0) {
+    const std::int64_t num_blocks = replay::blocks_for_all(workload, options.block_size);
+    options.cache_blocks = std::min(num_blocks, kDefaultCacheBytes / block_bytes);
+  }
+  const CachePlan plan = plan_cache(options, workload, block_bytes);
+  replay::ComputeOptions compute{.model = model,
+                                 .scheduler = options.scheduler,
+                                 .blocks = manager_options(plan),
+                                 .verified_rows = options.verified_rows,
+                                 .seed = options.workload.seed};
+  compute.scheduler.max_length = workload.max_length();
+  compute.blocks.events = events;
+  return {plan, std::make_unique<replay::ComputeRunner>(std::move(backend), compute)};
+}
+
+// Requests, and tokens of prompts a second.
+class ReplayBar {
+ public:
+  explicit ReplayBar(std::int64_t num_requests) : progress_(num_requests) {}
+
+  void update(const replay::ReplayProgress& state) {
+    const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+    const double rate = static_cast<double>(state.prompt_tokens) / std::max(seconds, 1e-3);
+    progress_.update(state.num_done,
+                     fmt::format("requests, {:.3g} k prompt tokens/s", rate / 1000));
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_ = Clock::now();
+  Progress progress_;
+};
+
+int run_replay(ReplayCommand options) {
+  options.complete();
+  replay::Trace trace = replay::read_trace(
+      options.trace,
+      {.block_tokens = options.workload.block_tokens, .max_requests = options.max_requests});
+  const Workload workload(std::move(trace), options.workload);
+  replay::BlockLifetimes lifetimes;
+  if (!options.html.empty()) options.replay.lifetimes = &lifetimes;
+  const Machine machine = options.memory_only
+                              ? make_memory_machine(options, workload, options.replay.lifetimes)
+                              : make_computing_machine(options, workload, options.replay.lifetimes);
+  if (options.replay.validate_interval < 0) {
+    options.replay.validate_interval = default_validate_interval(machine.plan);
+  }
+  ReplayReport report;
+  {
+    ReplayBar bar(workload.size());
+    options.replay.progress = [&](const replay::ReplayProgress& state) { bar.update(state); };
+    report = replay::replay(workload, *machine.runner, options.replay);
+  }
   if (options.json) {
-    fmt::print("{}\n", report_json(options, plan, report).dump(2));
+    fmt::print("{}\n", report_json(options, machine.plan, report).dump(2));
   } else {
-    print_report(options, plan, report);
+    print_report(options, machine.plan, report);
   }
   return report.violations == 0 ? kSuccess : kFailure;
 }
@@ -83,12 +146,13 @@ int run_replay(ReplayCommand options) {
 }  // namespace
 
 void add_replay(CLI::App& app, Action& action) {
-  CLI::App* command =
-      app.add_subcommand("replay", "Replay a request trace through scheduler, blocks and attention");
+  CLI::App* command = app.add_subcommand(
+      "replay", "Replay a request trace through scheduler, blocks and attention");
   auto options = std::make_shared<ReplayCommand>();
   add_replay_options(*command, *options);
   command->footer(
-      "Exit code 0: no violation; 1: some; 2: bad usage, a bad trace, or a cache too small for it.\n"
+      "Exit code 0: no violation; 1: some; 2: bad usage, a bad trace, or a cache too small for "
+      "it.\n"
       "Examples:\n"
       "  quire replay trace.jsonl\n"
       "  quire replay trace.jsonl --cache-bytes 64MiB --html report.html\n"

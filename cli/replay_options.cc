@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/replay_options.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <map>
+#include <string>
 
 namespace quire::cli {
 namespace {
@@ -43,8 +46,7 @@ void add_cache(CLI::App& command, ReplayCommand& options) {
       ->transform(CLI::AsSizeValue(false))
       ->excludes("--cache-blocks")
       ->group(group);
-  command
-      .add_option("--host-blocks", options.host_blocks, "Room for swapped requests on the host")
+  command.add_option("--host-blocks", options.host_blocks, "Room for swapped requests on the host")
       ->check(CLI::Range(std::int64_t{0}, kMaxCount))
       ->group(group);
   command
@@ -104,7 +106,8 @@ void add_model(CLI::App& command, ReplayCommand& options) {
           {"f32", DType::kF32}, {"f16", DType::kF16}, {"bf16", DType::kBF16}}))
       ->option_text("f32|f16|bf16")
       ->group(group);
-  command.add_option("--backend", options.backend, "Default: QUIRE_BACKEND, else cpu")->group(group);
+  command.add_option("--backend", options.backend, "Default: QUIRE_BACKEND, else cpu")
+      ->group(group);
   command.add_option("--threads", options.num_threads, "Of a CPU backend; 0: all")
       ->check(CLI::Range(0, 4096))
       ->group(group);
@@ -148,6 +151,8 @@ void ReplayCommand::complete() {
   or_else(num_kv_heads, memory_only ? 8 : 2);
   or_else(head_dim, memory_only ? 128 : 64);
   if (!has_dtype) dtype = memory_only ? DType::kBF16 : DType::kF32;
+  const char* named = std::getenv("QUIRE_BACKEND");
+  if (backend.empty()) backend = named != nullptr && *named != '\0' ? named : "cpu";
   if (policy == Policy::kPrefix) scheduler.prefix = {.window = 16, .wait_for_shared = true};
   PreemptionOptions& costs = scheduler.preemption;
   costs.token_seconds = replay.cost.token_s;
@@ -159,7 +164,8 @@ void ReplayCommand::complete() {
 }
 
 void add_replay_options(CLI::App& command, ReplayCommand& options) {
-  command.add_option("TRACE", options.trace, "JSON lines or CSV (docs/replay.md); -: standard input")
+  command
+      .add_option("TRACE", options.trace, "JSON lines or CSV (docs/replay.md); -: standard input")
       ->required();
   command.add_flag("--memory-only", options.memory_only,
                    "Scheduler and block manager alone, at full size");

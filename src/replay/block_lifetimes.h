@@ -15,7 +15,7 @@ namespace quire::replay {
 class LogHistogram {
  public:
   static constexpr int kBinsPerDecade = 5;
-  static constexpr int kNumBins = 50;      // ten decades
+  static constexpr int kNumBins = 50;        // ten decades
   static constexpr double kSmallest = 1e-4;  // smaller ones fall into the first bin
 
   void add(double value);

@@ -23,7 +23,8 @@ std::int64_t blocks_in(std::int64_t cache_bytes, std::int64_t block_bytes) {
 
 std::int64_t blocks_for_all(const Workload& workload, int block_size) {
   std::int64_t num_blocks = 0;
-  for (std::int64_t i = 0; i < workload.size(); ++i) num_blocks += blocks_of(workload, i, block_size);
+  for (std::int64_t i = 0; i < workload.size(); ++i)
+    num_blocks += blocks_of(workload, i, block_size);
   require(num_blocks < std::numeric_limits<BlockId>::max(), "the trace has ", num_blocks,
           " blocks of ", block_size, " tokens, more than one cache can number: give its size");
   return num_blocks;

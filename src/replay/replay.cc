@@ -83,8 +83,8 @@ class ReplayLoop {
   std::int64_t num_ended_ = 0;
   int num_empty_steps_ = 0;
 
-  double now_s_ = 0;        // trace clock
-  double now_r_ = 0;        // clock of the report
+  double now_s_ = 0;         // trace clock
+  double now_r_ = 0;         // clock of the report
   double step_begin_s_ = 0;  // of the last step
   double duration_s_ = 0;
   double duration_r_ = 0;
@@ -189,8 +189,8 @@ void ReplayLoop::see(const ScheduledBatch& batch) {
         std::clamp<std::int64_t>(request.record.input_length - first, 0, count);
     bucket.prefill_tokens += num_prefill;
     bucket.decode_tokens += count - num_prefill;
-    work_.num_pairs +=
-        static_cast<double>(count) * (static_cast<double>(first) + (static_cast<double>(count) + 1) / 2);
+    work_.num_pairs += static_cast<double>(count) *
+                       (static_cast<double>(first) + (static_cast<double>(count) + 1) / 2);
     if (request.is_started) continue;
     request.is_started = true;
     request.start_step = report_.num_steps;
@@ -285,7 +285,8 @@ void ReplayLoop::look() {
   looked_.num_running = scheduler.num_running;
   looked_.num_waiting = scheduler.num_waiting + scheduler.num_paused + scheduler.num_swapped;
   looked_.in_use = pool.occupancy();
-  looked_.evictable = static_cast<double>(pool.num_evictable) / static_cast<double>(pool.num_usable);
+  looked_.evictable =
+      static_cast<double>(pool.num_evictable) / static_cast<double>(pool.num_usable);
   running_.push_back(static_cast<double>(looked_.num_running));
   waiting_.push_back(static_cast<double>(looked_.num_waiting));
   in_use_.push_back(looked_.in_use);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Replays a workload through a StepRunner and reports what came of it.
 //
-// Two clocks. The trace clock says when requests come: a step lasts what StepCost gives, so that the
-// same options make the same steps on every machine. The seconds of the report are those of the
+// Two clocks. The trace clock says when requests come: a step lasts what StepCost gives, so that
+// the same options make the same steps on every machine. The seconds of the report are those of the
 // trace clock where nothing is computed, and the measured ones of the steps where it is.
 #pragma once
 
@@ -72,9 +72,9 @@ struct ReplayProgress {
 struct ReplayOptions {
   bool serial = false;  // a request is submitted when the one before has ended
   StepCost cost{};
-  std::int64_t validate_interval = 0;     // steps between two checks of the whole state; 0: never
-  std::int64_t sample_interval = 1;       // steps between two looks at queue and occupancy
-  BlockLifetimes* lifetimes = nullptr;    // the sink of the block manager, if it has one
+  std::int64_t validate_interval = 0;   // steps between two checks of the whole state; 0: never
+  std::int64_t sample_interval = 1;     // steps between two looks at queue and occupancy
+  BlockLifetimes* lifetimes = nullptr;  // the sink of the block manager, if it has one
   ReplayObserver* observer = nullptr;
   std::function<void(const ReplayProgress&)> progress{};  // called now and then
 };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A trace as requests with tokens: every hash id stands for fixed tokens, made when they are needed.
+// A trace as requests with tokens: every hash id stands for fixed tokens, made when they are
+// needed.
 //
 // Lengths may be divided by a scale that divides the tokens of one id, so that prompts that share
 // blocks share them still. Immutable.
