@@ -42,10 +42,11 @@ lint: ## Check format, source rules and clang-tidy
 	@tools/ci_jobs.sh format tidy
 
 .PHONY: bench
-bench: ## Build and run the benchmarks (ARGS= are passed on)
+bench: ## Micro-benchmarks and a short quire bench (ARGS= for another one)
 	@tools/bootstrap build
-	@tools/build.sh release quire_bench
-	build/release/bench/quire_bench $(ARGS)
+	@tools/build.sh release quire_bench quire_cli
+	build/release/bench/quire_bench
+	build/release/quire bench $(or $(ARGS),--suite all --quick)
 
 .PHONY: clean
 clean: ## Remove the build trees

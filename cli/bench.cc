@@ -38,6 +38,7 @@ struct BenchOptions {
   bool quick = false;
   bool list = false;
   bool json = false;
+  bool markdown = false;
   std::string html_path;
   std::string old_path;  // of a run to compare with
   double margin_percent = 10;
@@ -106,10 +107,12 @@ int run_bench(const BenchOptions& options) {
   if (!options.old_path.empty()) document["comparison"] = to_json(comparisons, margin);
   if (options.json) {
     fmt::print("{}\n", document.dump(2, ' ', false, Json::error_handler_t::replace));
+  } else if (options.markdown) {
+    print_markdown(report);
   } else {
     print_report(report);
-    if (!options.old_path.empty()) print_comparisons(comparisons, margin);
   }
+  if (!options.old_path.empty() && !options.json) print_comparisons(comparisons, margin);
   const bool regressed = std::any_of(comparisons.begin(), comparisons.end(), [](const auto& c) {
     return benchmark::is_regression(c.change);
   });
@@ -220,6 +223,7 @@ void add_run_flags(CLI::App& bench, BenchOptions& options) {
   bench.add_flag("--quick", options.quick, "Fewer cases and rounds");
   bench.add_flag("--list", options.list, "Only name the cases");
   bench.add_flag("--json", options.json, "One JSON document on standard output");
+  bench.add_flag("--markdown", options.markdown, "The tables as Markdown")->excludes("--json");
   bench.add_option("--html", options.html_path, "Write a page with a roofline plot")
       ->option_text("FILE");
   CLI::Option* compare =

@@ -75,6 +75,47 @@ void print_report(const Report& report) {
   }
 }
 
+void print_markdown(const Report& report) {
+  fmt::print("{}, {} CPUs, last-level cache {} MiB, {}, {}, {}\n\n", report.machine.cpu.model,
+             report.machine.cpu.num_cpus, report.machine.last_level_cache_bytes >> 20,
+             report.machine.kernel, report.machine.compiler, report.machine.date.substr(0, 10));
+  for (const std::string& note : report.notes) fmt::print("{}\n\n", note);
+  fmt::print("| ceiling |");
+  for (const CeilingValues& values : report.ceilings) fmt::print(" {} threads |", values.threads);
+  fmt::print("\n|---|");
+  for (std::size_t i = 0; i < report.ceilings.size(); ++i) fmt::print("---|");
+  fmt::print("\n| read, GB/s |");
+  for (const CeilingValues& c : report.ceilings) {
+    fmt::print(" {:.1f} |", c.read_bytes_per_second / kGiga);
+  }
+  fmt::print("\n| memcpy, GB/s |");
+  for (const CeilingValues& c : report.ceilings) {
+    fmt::print(" {:.1f} |", c.copy_bytes_per_second / kGiga);
+  }
+  const std::size_t num_peaks =
+      report.ceilings.empty() ? 0 : report.ceilings.front().flops_per_second.size();
+  for (std::size_t i = 0; i < num_peaks; ++i) {
+    fmt::print("\n| {}, GFLOP/s |", report.ceilings.front().flops_per_second[i].first);
+    for (const CeilingValues& c : report.ceilings) {
+      fmt::print(" {:.0f} |", c.flops_per_second[i].second / kGiga);
+    }
+  }
+  fmt::print("\n\n| case | candidate | threads | best time | rate | share | of |\n");
+  fmt::print("|---|---|---|---|---|---|---|\n");
+  for (const Result& r : report.results) {
+    if (!r.measured()) {
+      fmt::print("| {} | {} | {} | - | - | - | {} |\n", r.name, r.candidate(), r.threads, r.reason);
+      continue;
+    }
+    const std::string versus =
+        r.ratio_to_baseline > 0
+            ? fmt::format("; {:.2f}x the time of {}", r.ratio_to_baseline, r.baseline)
+            : "";
+    fmt::print("| {} | {} | {} | {} | {} | {:.1f} % | {}{} |\n", r.name, r.candidate(), r.threads,
+               time_text(r.seconds), rate_text(r), 100 * r.share_of_ceiling, r.ceiling, versus);
+  }
+}
+
 void print_comparisons(const std::vector<Comparison>& comparisons, double margin) {
   fmt::print("\n{:<38}{:<17}{:>3}{:>9}{:>9}  change beyond {:.0f} %\n", "compared with before",
              "candidate", "thr", "old", "new", 100 * margin);

@@ -10,6 +10,8 @@
 namespace quire::cli {
 
 void print_report(const benchmark::Report& report);
+// The rows of docs/benchmarks.md.
+void print_markdown(const benchmark::Report& report);
 void print_comparisons(const std::vector<benchmark::Comparison>& comparisons, double margin);
 
 }  // namespace quire::cli

@@ -14,7 +14,6 @@ namespace {
 
 using conformance::CacheStyle;
 using conformance::Case;
-using conformance::SequenceShape;
 
 // Of the cases that show one feature; all block sizes are shown by the plain ones.
 constexpr int kUsualBlock = 32;

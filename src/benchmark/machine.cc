@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cstdlib>
 #include <ctime>
 #include <fstream>
 #include <limits>
@@ -91,6 +92,7 @@ Machine detect_machine() {
   machine.cpu = detect_cpu_features();
   machine.last_level_cache_bytes = last_level_cache();
   machine.memory_bytes = meminfo_bytes("MemTotal");
+  if (double load = 0; getloadavg(&load, 1) == 1) machine.load_average = load;
   utsname system{};
   if (uname(&system) == 0) machine.kernel = concat(system.sysname, " ", system.release);
 #if defined(__clang__)

@@ -14,9 +14,10 @@ struct Machine {
   CpuFeatures cpu;
   std::int64_t last_level_cache_bytes = 0;  // all instances that this process's CPUs reach
   std::int64_t memory_bytes = 0;
-  std::string kernel;    // "Linux 6.1.0"
-  std::string compiler;  // of quire
-  std::string date;      // UTC, ISO 8601
+  double load_average = 0;  // of the last minute
+  std::string kernel;       // "Linux 6.1.0"
+  std::string compiler;     // of quire
+  std::string date;         // UTC, ISO 8601
 };
 
 Machine detect_machine();

@@ -18,6 +18,7 @@ Json machine_json(const Machine& machine) {
           {"features", feature_names(machine.cpu)},
           {"last_level_cache_bytes", machine.last_level_cache_bytes},
           {"memory_bytes", machine.memory_bytes},
+          {"load_average", machine.load_average},
           {"kernel", machine.kernel},
           {"compiler", machine.compiler},
           {"date", machine.date},

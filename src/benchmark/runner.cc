@@ -21,6 +21,8 @@ using conformance::CacheStyle;
 
 // Of the memory that is free, what caches may take.
 constexpr double kMemoryShare = 0.6;
+// Of the CPUs, beyond which others disturb a run.
+constexpr double kBusyShare = 0.3;
 
 template <class F>
 double seconds_of(F&& f) {
@@ -73,6 +75,12 @@ class Runner {
       : cases_(cases), candidates_(candidates), options_(options) {
     report_.machine = detect_machine();
     peaks_ = available_peaks(report_.machine.cpu);
+    const Machine& machine = report_.machine;
+    if (machine.load_average > kBusyShare * machine.cpu.num_cpus) {
+      report_.notes.push_back(concat("the machine was busy: load ", machine.load_average, " on ",
+                                     machine.cpu.num_cpus,
+                                     " CPUs before the run; trust ratios at most"));
+    }
     make_ceilings();
   }
 
@@ -312,7 +320,8 @@ class Runner {
     return roof_of(entry.shared->work, rates, entry.shared->description->hot).seconds;
   }
 
-  // The probe, the candidate, the probe: its ceiling is the mean of its two neighbours.
+  // The probe, the candidate, the probe. Memory has slow phases that both feel: its ceiling is the
+  // mean of the two. Registers have none, only moments in which somebody else had the core.
   static void sample(Entry& entry) {
     const double before = roof_seconds(entry, probe(entry));
     // The probe's threads are still about to sleep and the candidate's asleep: nothing beside a
@@ -323,7 +332,8 @@ class Runner {
     });
     const double after = roof_seconds(entry, probe(entry));
     entry.seconds.push_back(seconds / static_cast<double>(entry.calls_per_sample));
-    entry.roof_seconds.push_back((before + after) / 2);
+    entry.roof_seconds.push_back(entry.bound == Bound::kPeak ? std::min(before, after)
+                                                             : (before + after) / 2);
   }
 
   static void finish(Entry& entry, const std::vector<std::unique_ptr<Entry>>& entries) {

@@ -31,6 +31,10 @@ def check_json(*arguments, **environment):
     return json.loads(result.stdout)
 
 
+TINY_BENCH = ["bench", "--batch", "q1@16*2", "--q-heads", "4", "--kv-heads", "2", "--head-dim", "16",
+              "--rounds", "2", "--backend", "cpu:scalar", "--threads", "1"]
+
+
 def test_version_is_that_of_the_header():
     header = (ROOT / "include/quire/version.h").read_text()
     parts = [re.search(rf"QUIRE_VERSION_{p} (\d+)", header)[1] for p in ("MAJOR", "MINOR", "PATCH")]
@@ -51,7 +55,8 @@ def test_info_json():
 
 def test_tables_fit_100_columns():
     for arguments in (["info"], ["check", "--suite", "smoke", "--filter", "decode/*"], ["--help"],
-                      ["check", "--help"], ["info", "--help"]):
+                      ["check", "--help"], ["info", "--help"], ["bench", "--help"],
+                      [*TINY_BENCH, "--backend", "cpu,reference", "--threads", "1,2"]):
         for line in quire(*arguments).stdout.splitlines():
             assert len(line) <= 100, line
 
@@ -89,6 +94,15 @@ def test_check_takes_backends_levels_and_filters():
         (["check", "--threads", "-1"], {}, "-1"),
         (["check"], {"QUIRE_BACKEND": "abacus"}, "no backend is named 'abacus'"),
         (["check", "--backend", "cpu"], {"QUIRE_CPU_ISA": "abacus"}, "is named 'abacus'; there are:"),
+        (["bench", "--batch", "q1@2x3"], {}, "--batch: batch 'q1@2x3': nothing more may follow"),
+        (["bench", "--batch", "q1@8", "--kv-dtype", "f7"], {}, "--kv-dtype: f7 not in"),
+        (["bench", "--q-heads", "4"], {}, "--q-heads requires --batch"),
+        (["bench", "--suite", "huge"], {}, "--suite: huge not in"),
+        (["bench", "--rounds", "0"], {}, "--rounds: Value 0 not in range"),
+        (["bench", "--filter", "nothing/*"], {}, "no case of suite decode matches 'nothing/*'"),
+        (["bench", "--backend", "abacus"], {}, "no backend is named 'abacus'"),
+        (["bench", "--isa", "abacus"], {}, "no backend has a level named 'abacus'"),
+        (["bench", "--compare", "absent.json"], {}, "cannot read the file absent.json"),
         (["frobnicate"], {}, "frobnicate"),
         ([], {}, "subcommand"),
     ],
@@ -98,6 +112,46 @@ def test_bad_usage_is_exit_code_2_and_says_why(arguments, environment, message):
     assert result.returncode == 2
     assert message in result.stderr
     assert result.stdout == ""
+
+
+def test_bench_json():
+    document = json.loads(quire(*TINY_BENCH, "--json").stdout)
+    assert document.keys() >= {"machine", "ceilings", "results"}
+    assert document["ceilings"]["read_bytes_per_second"] > 0
+    assert all(rate > 0 for rate in document["ceilings"]["flops_per_second"].values())
+    (result,) = document["results"]
+    assert result.keys() >= {"suite", "case", "backend", "isa", "threads", "block_size", "kv_dtype",
+                             "seconds", "setup_seconds", "bytes_per_second", "flops_per_second",
+                             "share_of_ceiling"}
+    assert (result["backend"], result["isa"], result["threads"]) == ("cpu", "scalar", 1)
+    assert result["seconds"] > 0 and result["share_of_ceiling"] > 0
+
+
+def test_bench_lists_its_cases():
+    listed = quire("bench", "--suite", "all", "--list").stdout.split()
+    assert len(listed) == len(set(listed)) > 25
+    assert set(quire("bench", "--suite", "all", "--quick", "--list").stdout.split()) < set(listed)
+
+
+@pytest.mark.parametrize("factor, code, change", [(1e9, 1, "regression"), (1e-9, 0, "faster")])
+def test_bench_compare(tmp_path, factor, code, change):
+    document = json.loads(quire(*TINY_BENCH, "--json").stdout)
+    document["results"][0]["share_of_ceiling"] *= factor
+    old = tmp_path / "old.json"
+    old.write_text(json.dumps(document))
+    result = quire(*TINY_BENCH, "--compare", old)
+    assert result.returncode == code, result.stdout + result.stderr
+    assert change in result.stdout
+    result = quire(*TINY_BENCH, "--compare", old, "--json")
+    assert json.loads(result.stdout)["comparison"]["cases"][0]["change"] == change
+
+
+def test_bench_page_needs_nothing_else(tmp_path):
+    page = tmp_path / "page.html"
+    assert quire(*TINY_BENCH, "--html", page).returncode == 0
+    text = page.read_text()
+    assert "<svg" in text and "custom/q1@16*2" in text and "prefers-color-scheme: dark" in text
+    assert not re.search(r"(src|href)=|url\(|<script|http", text)
 
 
 def test_readme_holds_the_support_matrix():
