@@ -21,7 +21,6 @@ struct ScratchLayout {
 
 ScratchLayout scratch_layout(const AttentionSpec& spec) {
   constexpr std::int64_t kLineFloats = 16;
-  constexpr std::int64_t kRows = std::max(kItemRows, kRowTile);
   std::int64_t used = 0;
   const auto take = [&used](std::int64_t count) {
     const std::int64_t begin = used;
@@ -29,13 +28,13 @@ ScratchLayout scratch_layout(const AttentionSpec& spec) {
     return begin;
   };
   ScratchLayout layout{};
-  layout.q = take(kRows * padded_dims(spec.head_dim));
-  layout.scores = take(kRowTile * kChunk);
-  layout.weights = take(kRowTile * kChunk);
-  layout.k = take(padded_dims(spec.head_dim) * kChunk);
-  layout.v = take(kChunk * padded_dims(spec.value_dim));
-  layout.sums = take(kRows * kMaxLanes);
-  layout.states = take(kRows * row_state_stride(spec.value_dim));
+  layout.q = take(kMaxStateRows * padded_dims(spec.head_dim));
+  layout.scores = take(kRowTile * kMaxChunk);
+  layout.weights = take(kRowTile * kMaxChunk);
+  layout.k = take(padded_dims(spec.head_dim) * kMaxChunk);
+  layout.v = take(kMaxChunk * padded_dims(spec.value_dim));
+  layout.sums = take(kMaxStateRows * kMaxLanes);
+  layout.states = take(kMaxStateRows * row_state_stride(spec.value_dim));
   layout.total = used;
   return layout;
 }

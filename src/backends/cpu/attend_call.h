@@ -11,9 +11,12 @@
 
 namespace quire::cpu {
 
-// Keys per step of the online softmax, and the borders of splits. 64 keys of K and V of eight heads
-// of dim 128 in bf16 are 256 KB: the next step's keys fit a cache beside this one's.
+// Keys per step of the online softmax where an item walks several heads, and the borders of splits.
+// 64 keys of K and V of eight heads of dim 128 in bf16 are 256 KB: the next step's keys fit a cache
+// beside this one's.
 inline constexpr std::int64_t kChunk = 64;
+// The most that a level takes where it has many rows of one head.
+inline constexpr std::int64_t kMaxChunk = 128;
 // Rows (token, head in group) of one kv head that share one pass over K and V: a multiple of the
 // rows of every level's matrix block.
 inline constexpr std::int64_t kRowTile = 96;
@@ -21,6 +24,16 @@ inline constexpr std::int64_t kRowTile = 96;
 inline constexpr std::int64_t kItemRows = 96;
 // Lanes of the widest level; vectors of partial sums have this many.
 inline constexpr std::int64_t kMaxLanes = 16;
+
+// Rows of states from one kv head of an item to the next: levels that work on 16 rows at a time write
+// that many.
+constexpr std::int64_t head_row_stride(std::int64_t num_rows) {
+  constexpr std::int64_t kTileRows = 16;
+  return num_rows <= kTileRows ? num_rows : (num_rows + kTileRows - 1) / kTileRows * kTileRows;
+}
+// Of all heads of an item, at most: five heads of 17 rows take the most.
+inline constexpr std::int64_t kMaxStateRows = 5 * 32;
+static_assert(kItemRows / 17 == 5 && kMaxStateRows >= kRowTile);
 
 struct AttendCall {
   AttentionSpec spec;
@@ -60,13 +73,13 @@ constexpr std::int64_t row_state_stride(std::int64_t value_dim) {
 
 // The memory of one thread. "Words" are f32, or pairs of bf16 where a level multiplies those.
 struct Scratch {
-  float* q = nullptr;        // [item rows, padded head_dim]
-  float* scores = nullptr;   // [row tile, kChunk]
-  float* weights = nullptr;  // [row tile, kChunk]
-  float* k = nullptr;        // [padded head_dim, kChunk]
-  float* v = nullptr;        // [kChunk, padded value_dim]
-  float* sums = nullptr;     // [item rows, kMaxLanes], lane by lane
-  RowStates states;          // [item rows]
+  float* q = nullptr;        // [kMaxStateRows, padded head_dim]
+  float* scores = nullptr;   // [row tile, kMaxChunk]
+  float* weights = nullptr;  // [row tile, kMaxChunk]
+  float* k = nullptr;        // [padded head_dim, kMaxChunk]
+  float* v = nullptr;        // [kMaxChunk, padded value_dim]
+  float* sums = nullptr;     // [kMaxStateRows, kMaxLanes], lane by lane
+  RowStates states;          // [kMaxStateRows], of head h from h * head_row_stride on
 };
 
 std::int64_t scratch_floats(const AttentionSpec& spec);
@@ -95,6 +108,16 @@ void attend_item(const AttendCall& call, const WorkItem& item, const WorkItem* n
                  const Scratch& scratch) noexcept;
 }
 namespace avx512 {
+void attend_item(const AttendCall& call, const WorkItem& item, const WorkItem* next,
+                 const Scratch& scratch) noexcept;
+}
+namespace avx512_bf16 {
+void attend_item(const AttendCall& call, const WorkItem& item, const WorkItem* next,
+                 const Scratch& scratch) noexcept;
+}
+namespace amx {
+// Asks the system for the tile registers, which a process does not have by default.
+bool request_tiles() noexcept;
 void attend_item(const AttendCall& call, const WorkItem& item, const WorkItem* next,
                  const Scratch& scratch) noexcept;
 }

@@ -7,11 +7,6 @@
 //
 // The heads of a chunk come before the next chunk, so that memory is read in whole blocks.
 
-// Rows that read K and V in place; more convert them to panels first, once.
-inline constexpr std::int64_t kInPlaceRows = 12;
-// Rows that take products with plain rows of K along their dims; more transpose K first.
-inline constexpr std::int64_t kAlongDimsRows = 8;
-
 // The part of an item that belongs to one kv head.
 template <class Ops>
 struct HeadRows {
@@ -42,19 +37,19 @@ inline void load_queries(const AttendCall& call, const WorkItem& item,
   });
 }
 
-// The keys that every row of an item may see; chunks inside need no mask.
+// The keys that every row of a range may see; chunks inside need no mask.
 inline KeyRange keys_all_see(const AttendCall& call, const SequenceView& sequence,
-                             const WorkItem& item) noexcept {
+                             const IndexRange& rows) noexcept {
   if (call.params.bias.present()) return {0, 0};  // which may hide any
   const std::int64_t group = call.spec.head_group();
-  const std::int64_t first = item.rows.begin / group;
-  const std::int64_t last = (item.rows.end - 1) / group;
-  const KeyRange low = keys_seen(call.spec.mask, call.spec.alignment, sequence, first, first + 1);
+  const std::int64_t first = rows.begin / group;
+  const std::int64_t last = (rows.end - 1) / group;
   if (sequence.tree_bits != nullptr) {
     const std::int64_t begin = first_old_key_seen(call.spec.mask, sequence);
     const bool windowed = call.spec.mask.window_left >= 0 || call.spec.mask.chunk > 0;
     return windowed ? KeyRange{0, 0} : KeyRange{begin, sequence.first_new()};
   }
+  const KeyRange low = keys_seen(call.spec.mask, call.spec.alignment, sequence, first, first + 1);
   const KeyRange high = keys_seen(call.spec.mask, call.spec.alignment, sequence, last, last + 1);
   return {std::max(low.begin, high.begin), std::min(low.end, high.end)};
 }
@@ -63,11 +58,11 @@ inline KeyRange keys_all_see(const AttendCall& call, const SequenceView& sequenc
 // then added up together.
 template <class T>
 inline void score_along_dims(const float* q, std::int64_t q_stride, std::int64_t num_rows,
-                             const T* const* rows, std::int64_t dims, float* s,
+                             const T* const* rows, std::int64_t width, std::int64_t dims, float* s,
                              PrefetchWalk& ahead) noexcept {
   constexpr int kKeys = 4;
   const auto block = [&]<int kRows>(std::int64_t r) {
-    for (std::int64_t first = 0; first < kChunk; first += kLanes) {
+    for (std::int64_t first = 0; first < width; first += kLanes) {
       Vec lanes[kRows][kLanes];
       for (std::int64_t j = 0; j < kLanes; j += kKeys) {
         Vec sum[kRows][kKeys];
@@ -97,7 +92,7 @@ inline void score_along_dims(const float* q, std::int64_t q_stride, std::int64_t
         }
       }
       QUIRE_UNROLL
-      for (int i = 0; i < kRows; ++i) store(s + (r + i) * kChunk + first, add_lanes(lanes[i]));
+      for (int i = 0; i < kRows; ++i) store(s + (r + i) * width + first, add_lanes(lanes[i]));
     }
   };
   std::int64_t r = 0;
@@ -105,163 +100,6 @@ inline void score_along_dims(const float* q, std::int64_t q_stride, std::int64_t
   for (; r + 2 <= num_rows; r += 2) block.template operator()<2>(r);
   for (; r < num_rows; ++r) block.template operator()<1>(r);
 }
-
-template <class Ops, class T>
-struct ChunkOfHead {
-  const AttendCall& call;
-  const WorkItem& item;
-  const Scratch& scratch;
-  const Chunk& chunk;
-  const SequenceView& sequence;
-  bool all_visible;  // to every row: no mask, and memory is used as it lies
-  PrefetchWalk& ahead;
-
-  bool tiled() const noexcept { return call.cache.format.layout == KvLayoutId::kPairTiled; }
-  std::int64_t num_vectors() const noexcept { return (chunk.end + kLanes - 1) / kLanes; }
-
-  void score(const HeadRows<Ops>& head) const noexcept {
-    const std::int64_t dims = call.spec.head_dim;
-    const std::int64_t num_rows = head.rows.size();
-    const T* k = static_cast<const T*>(call.cache.k) + head.kv_head * call.cache.k_strides.head;
-    auto* panel = reinterpret_cast<typename Ops::Panel*>(scratch.k);
-    if (tiled()) {
-      TiledKeys<Ops, T> keys;
-      keys.pairs = dims / 2;
-      find_units<true>(k, chunk.k, keys.units);
-      if (all_visible && num_rows <= kInPlaceRows) {
-        multiply<Ops>(head.q, head.q_stride, num_rows, keys, kChunk / kLanes, scratch.scores,
-                      kChunk, true, ahead);
-        return;
-      }
-      pack_tiled_keys(keys.units, dims, panel);
-    } else {
-      const T* rows[kChunk];
-      find_rows(k, chunk.k, rows);
-      if constexpr (Ops::kAlongDims) {
-        // f32 queries want all keys of a row summed in one order, that of the panels.
-        if (all_visible && num_rows <= kAlongDimsRows && dims % kLanes == 0 &&
-            call.spec.q_dtype != DType::kF32) {
-          score_along_dims(head.q, head.q_stride, num_rows, rows, dims, scratch.scores, ahead);
-          return;
-        }
-      }
-      pack_plain_keys(rows, dims, panel);
-    }
-    multiply<Ops>(head.q, head.q_stride, num_rows, PanelSource<Ops>{panel, kChunk, (dims + 1) / 2},
-                  num_vectors(), scratch.scores, kChunk, true, ahead);
-  }
-
-  // The scales of the keys, 1 for absent ones, where each key has its own.
-  void load_scales(const KvScales& scales, std::int64_t kv_head, float* out) const noexcept {
-    for (std::int64_t j = 0; j < kChunk; ++j) {
-      out[j] = chunk.k[j] == kAbsent
-                   ? 1.0F
-                   : scales.data[scale_offset(scales, chunk.block[j], kv_head, chunk.token[j])];
-    }
-  }
-
-  void soften(const HeadRows<Ops>& head, float k_scale) const noexcept {
-    const AttentionParams& params = call.params;
-    const bool per_token = call.cache.format.scales == ScaleGranularity::kPerTokenHead;
-    const bool plain_scores =
-        params.softcap <= 0.0F && params.alibi_slopes.empty() && !params.bias.present();
-    const std::int64_t group = call.spec.head_group();
-    const std::int64_t n = num_vectors();
-    auto* weights = reinterpret_cast<typename Ops::A*>(scratch.weights);
-    alignas(64) float k_scales[kChunk];
-    alignas(64) float v_scales[kChunk];
-    if (per_token) {
-      load_scales(call.cache.k_scales, head.kv_head, k_scales);
-      load_scales(call.cache.v_scales, head.kv_head, v_scales);
-    }
-    for (std::int64_t r = 0; r < head.rows.size(); ++r) {
-      const std::int64_t row = head.rows.begin + r;
-      float* s = scratch.scores + r * kChunk;
-      float factor = params.scale * k_scale * kLog2E;
-      if (per_token) {
-        for (std::int64_t i = 0; i < n * kLanes; i += kLanes) {
-          store(s + i, mul(load(s + i), load(k_scales + i)));
-        }
-      }
-      if (!plain_scores) {
-        const ScoreRow place = {item.sequence, row / group, head.kv_head * group + row % group};
-        finish_scores(call, sequence, place, chunk, params.scale * k_scale, s);
-        factor = kLog2E;
-      }
-      if (!all_visible) mask_scores(call, sequence, row / group, chunk, s);
-      typename Ops::A* p = weights + r * kChunk;
-      const float rescale =
-          soften_row<Ops>(s, n, factor, &head.states.max(r), head.sums + r * kMaxLanes, p);
-      if (rescale != 1.0F) {
-        float* o = head.states.o(r);
-        for (std::int64_t d = 0; d < call.spec.value_dim; d += kLanes) {
-          store(o + d, mul(load(o + d), set1(rescale)));
-        }
-      }
-      if (per_token) Ops::scale_weights(p, v_scales, n);
-    }
-  }
-
-  // V into its panel; false if some of it is infinite or NaN.
-  bool pack_values(const HeadRows<Ops>& head, std::int64_t stride) const noexcept {
-    const std::int64_t dims = call.spec.value_dim;
-    const T* v = static_cast<const T*>(call.cache.v) + head.kv_head * call.cache.v_strides.head;
-    auto* panel = reinterpret_cast<typename Ops::Panel*>(scratch.v);
-    const std::int64_t num_units = (chunk.end + kPairTile - 1) / kPairTile;
-    if (tiled()) {
-      const T* units[kChunk / kPairTile];
-      if (call.cache.format.v_in_k) {
-        find_units<true>(v, chunk.v, units);
-        pack_values_of_keys(units, num_units, dims, panel, stride);
-      } else {
-        find_units<false>(v, chunk.v, units);
-        pack_tiled_values(units, call.cache.format.block_size * std::int64_t{kPairTile}, num_units,
-                          dims, panel, stride);
-      }
-      Ops::clear_absent(chunk, dims, panel, stride);
-    } else {
-      const T* rows[kChunk];
-      find_rows(v, chunk.v, rows);
-      pack_plain_values(rows, round_up(chunk.end, 2), dims, panel, stride);
-    }
-    return all_visible || Ops::all_finite(panel, stride, round_up(chunk.end, 2), dims);
-  }
-
-  void accumulate(const HeadRows<Ops>& head) const noexcept {
-    const std::int64_t dims = call.spec.value_dim;
-    const std::int64_t num_rows = head.rows.size();
-    const std::int64_t vectors = (dims + kLanes - 1) / kLanes;
-    const T* v = static_cast<const T*>(call.cache.v) + head.kv_head * call.cache.v_strides.head;
-    auto* weights = reinterpret_cast<typename Ops::A*>(scratch.weights);
-    if (all_visible && num_rows <= kInPlaceRows && dims % kLanes == 0) {
-      if (tiled() && !call.cache.format.v_in_k) {
-        TiledValues<Ops, T> values;
-        values.tile_stride = call.cache.format.block_size * std::int64_t{kPairTile};
-        values.num_segments = kChunk / kPairTile;
-        find_units<false>(v, chunk.v, values.units);
-        multiply<Ops>(weights, kChunk, num_rows, values, vectors, head.states.data,
-                      head.states.stride, false, ahead);
-        return;
-      }
-      if (!tiled()) {
-        const T* rows[kChunk];
-        find_rows(v, chunk.v, rows);
-        multiply<Ops>(weights, kChunk, num_rows, PlainValues<Ops, T>{rows, kChunk / 2}, vectors,
-                      head.states.data, head.states.stride, false, ahead);
-        return;
-      }
-    }
-    const std::int64_t stride = padded_dims(dims);
-    const bool finite = pack_values(head, stride);
-    auto* panel = reinterpret_cast<typename Ops::Panel*>(scratch.v);
-    if (finite) {
-      multiply<Ops>(weights, kChunk, num_rows, PanelSource<Ops>{panel, stride, (chunk.end + 1) / 2},
-                    vectors, head.states.data, head.states.stride, false, ahead);
-    } else {
-      Ops::accumulate_careful(weights, num_rows, panel, stride, chunk.end, vectors, head.states);
-    }
-  }
-};
 
 // The scale of all keys of a head, where they share one.
 inline float shared_scale(const KvCacheView& cache, const KvScales& scales,
@@ -271,15 +109,263 @@ inline float shared_scale(const KvCacheView& cache, const KvScales& scales,
   return shared ? scales.data[scale_offset(scales, 0, kv_head, 0)] : 1.0F;
 }
 
+// The rows of one head that go through a chunk together.
+template <class Ops>
+struct RowBlock {
+  std::int64_t kv_head;
+  IndexRange rows;     // of the sequence
+  typename Ops::A* q;  // [rows, q_stride]
+  std::int64_t q_stride;
+  float* sums;       // [rows, kMaxLanes]
+  RowStates states;  // [rows]
+  bool all_visible;  // every row sees every key of the chunk: no mask, and memory as it lies
+};
+
+// One chunk of one kv head.
+template <class Ops, class T>
+class ChunkOfHead {
+ public:
+  ChunkOfHead(const AttendCall& call, const WorkItem& item, const Scratch& scratch,
+              const Chunk& chunk, const SequenceView& sequence, PrefetchWalk& ahead) noexcept
+      : call_(call),
+        item_(item),
+        scratch_(scratch),
+        chunk_(chunk),
+        sequence_(sequence),
+        ahead_(ahead),
+        num_vectors_(round_up(chunk.end, Ops::kKeyStep) / kLanes) {}
+
+  void attend(const HeadRows<Ops>& head) noexcept {
+    keys_ = Place::kUnknown;
+    values_ = Place::kUnknown;
+    load_all_scales(head.kv_head);
+    for (std::int64_t r = 0; r < head.rows.size(); r += Ops::kRowBlock) {
+      const IndexRange rows = {head.rows.begin + r,
+                               std::min(head.rows.end, head.rows.begin + r + Ops::kRowBlock)};
+      if (!sees(rows)) continue;
+      const KeyRange all = keys_all_see(call_, sequence_, rows);
+      const RowBlock<Ops> block = {
+          .kv_head = head.kv_head,
+          .rows = rows,
+          .q = head.q + r * head.q_stride,
+          .q_stride = head.q_stride,
+          .sums = head.sums + r * kMaxLanes,
+          .states = head.states.from(r),
+          .all_visible = chunk_.whole() && chunk_.first >= all.begin &&
+                         chunk_.first + chunk_.end <= all.end};
+      score(block);
+      soften(block);
+      accumulate(block);
+    }
+  }
+
+ private:
+  enum class Place { kUnknown, kInPlace, kPanel, kPanelWithSpecials };
+
+  bool tiled() const noexcept { return call_.cache.format.layout == KvLayoutId::kPairTiled; }
+  std::int64_t num_units() const noexcept {
+    return round_up(chunk_.end, Ops::kKeyStep < kPairTile ? kPairTile : Ops::kKeyStep) / kPairTile;
+  }
+  const T* head_of(const void* base, const KvStrides& strides, std::int64_t kv_head) const noexcept {
+    return static_cast<const T*>(base) + kv_head * strides.head;
+  }
+  typename Ops::Panel* k_panel() const noexcept {
+    return reinterpret_cast<typename Ops::Panel*>(scratch_.k);
+  }
+  typename Ops::Panel* v_panel() const noexcept {
+    return reinterpret_cast<typename Ops::Panel*>(scratch_.v);
+  }
+  typename Ops::A* weights() const noexcept {
+    return reinterpret_cast<typename Ops::A*>(scratch_.weights);
+  }
+
+  // May any of the rows see a key of the chunk?
+  bool sees(const IndexRange& rows) const noexcept {
+    const std::int64_t group = call_.spec.head_group();
+    const KeyRange seen = keys_seen(call_.spec.mask, call_.spec.alignment, sequence_,
+                                    rows.begin / group, (rows.end - 1) / group + 1);
+    return seen.begin < chunk_.first + chunk_.end && seen.end > chunk_.first + chunk_.begin;
+  }
+
+  void score(const RowBlock<Ops>& block) noexcept {
+    const std::int64_t dims = call_.spec.head_dim;
+    const std::int64_t num_rows = block.rows.size();
+    const T* k = head_of(call_.cache.k, call_.cache.k_strides, block.kv_head);
+    if (tiled()) {
+      TiledKeys<Ops, T> keys;
+      keys.pairs = dims / 2;
+      find_units<true>(k, chunk_.k, chunk_.width, keys.units);
+      if (chunk_.whole() && block.all_visible && item_.rows.size() <= Ops::kInPlaceRows &&
+          dims % Ops::kDimStep == 0) {
+        Ops::multiply(block.q, block.q_stride, num_rows, keys, num_vectors_, scratch_.scores,
+                      chunk_.width, true, ahead_);
+        return;
+      }
+      if (keys_ != Place::kPanel) pack_tiled_keys(keys.units, dims, k_panel(), chunk_.width);
+    } else {
+      const T* rows[kMaxChunk];
+      find_rows(k, chunk_.k, chunk_.width, rows);
+      if constexpr (Ops::kAlongDimsRows > 0) {
+        // f32 queries want all keys of a row summed in one order, that of the panels.
+        if (block.all_visible && num_rows <= Ops::kAlongDimsRows && dims % kLanes == 0 &&
+            call_.spec.q_dtype != DType::kF32) {
+          score_along_dims(block.q, block.q_stride, num_rows, rows, chunk_.width, dims,
+                           scratch_.scores, ahead_);
+          return;
+        }
+      }
+      if (keys_ != Place::kPanel) pack_plain_keys(rows, dims, k_panel(), chunk_.width);
+    }
+    keys_ = Place::kPanel;
+    Ops::multiply(block.q, block.q_stride, num_rows,
+                  PanelSource<Ops>{k_panel(), chunk_.width, Ops::panel_pairs(dims)}, num_vectors_,
+                  scratch_.scores, chunk_.width, true, ahead_);
+  }
+
+  // The scales of the keys, 1 for absent ones, where each key has its own.
+  void load_scales(const KvScales& scales, std::int64_t kv_head, float* out) const noexcept {
+    for (std::int64_t j = 0; j < chunk_.width; ++j) {
+      out[j] = chunk_.k[j] == kAbsent
+                   ? 1.0F
+                   : scales.data[scale_offset(scales, chunk_.block[j], kv_head, chunk_.token[j])];
+    }
+  }
+  void load_all_scales(std::int64_t kv_head) noexcept {
+    per_token_ = call_.cache.format.scales == ScaleGranularity::kPerTokenHead;
+    if (!per_token_) return;
+    load_scales(call_.cache.k_scales, kv_head, k_scales_);
+    load_scales(call_.cache.v_scales, kv_head, v_scales_);
+  }
+
+  void soften(const RowBlock<Ops>& block) const noexcept {
+    const AttentionParams& params = call_.params;
+    const bool plain_scores =
+        params.softcap <= 0.0F && params.alibi_slopes.empty() && !params.bias.present();
+    const std::int64_t group = call_.spec.head_group();
+    const float scale =
+        params.scale * shared_scale(call_.cache, call_.cache.k_scales, block.kv_head);
+    const float* v_scales = per_token_ ? v_scales_ : nullptr;
+    for (std::int64_t r = 0; r < block.rows.size(); ++r) {
+      const std::int64_t row = block.rows.begin + r;
+      float* s = scratch_.scores + r * chunk_.width;
+      float factor = scale * kLog2E;
+      if (per_token_) {
+        for (std::int64_t i = 0; i < num_vectors_ * kLanes; i += kLanes) {
+          store(s + i, mul(load(s + i), load(k_scales_ + i)));
+        }
+      }
+      if (!plain_scores) {
+        const ScoreRow place = {item_.sequence, row / group, block.kv_head * group + row % group};
+        finish_scores(call_, sequence_, place, chunk_, num_vectors_, scale, s);
+        factor = kLog2E;
+      }
+      if (!block.all_visible) mask_scores(call_, sequence_, row / group, chunk_, num_vectors_, s);
+      const float rescale =
+          soften_row<Ops>(s, num_vectors_, factor, v_scales, &block.states.max(r),
+                          block.sums + r * kMaxLanes, weights() + r * chunk_.width);
+      if (rescale == 1.0F) continue;
+      float* o = block.states.o(r);
+      for (std::int64_t d = 0; d < call_.spec.value_dim; d += kLanes) {
+        store(o + d, mul(load(o + d), set1(rescale)));
+      }
+    }
+  }
+
+  // V into its panel, once. Infinities and NaN in it are looked for where some row does not see all
+  // keys.
+  void pack_values(const RowBlock<Ops>& block, std::int64_t stride) noexcept {
+    const std::int64_t dims = call_.spec.value_dim;
+    const std::int64_t num_keys = num_units() * kPairTile;
+    const T* v = head_of(call_.cache.v, call_.cache.v_strides, block.kv_head);
+    if (tiled()) {
+      const T* units[kMaxChunk / kPairTile];
+      if (call_.cache.format.v_in_k) {
+        find_units<true>(v, chunk_.v, chunk_.width, units);
+        pack_values_of_keys(units, num_units(), dims, v_panel(), stride);
+      } else {
+        find_units<false>(v, chunk_.v, chunk_.width, units);
+        pack_tiled_values(units, call_.cache.format.block_size * std::int64_t{kPairTile},
+                          num_units(), dims, v_panel(), stride);
+      }
+      Ops::clear_absent(chunk_, num_keys, dims, v_panel(), stride);
+    } else {
+      const T* rows[kMaxChunk];
+      find_rows(v, chunk_.v, chunk_.width, rows);
+      pack_plain_values(rows, num_keys, dims, v_panel(), stride);
+    }
+    values_ = Ops::all_finite(v_panel(), stride, num_keys, dims) ? Place::kPanel
+                                                                 : Place::kPanelWithSpecials;
+  }
+
+  // True if V was used where it lies.
+  bool accumulate_in_place(const RowBlock<Ops>& block, std::int64_t vectors) const noexcept {
+    const std::int64_t dims = call_.spec.value_dim;
+    if (!block.all_visible || item_.rows.size() > Ops::kInPlaceRows || dims % kLanes != 0) {
+      return false;
+    }
+    const T* v = head_of(call_.cache.v, call_.cache.v_strides, block.kv_head);
+    const std::int64_t num_rows = block.rows.size();
+    if (tiled()) {
+      if (call_.cache.format.v_in_k) return false;
+      TiledValues<Ops, T> values;
+      values.tile_stride = call_.cache.format.block_size * std::int64_t{kPairTile};
+      values.num_segments = chunk_.width / kPairTile;
+      find_units<false>(v, chunk_.v, chunk_.width, values.units);
+      Ops::multiply(weights(), chunk_.width, num_rows, values, vectors, block.states.data,
+                    block.states.stride, false, ahead_);
+      return true;
+    }
+    if constexpr (Ops::kPlainInPlace) {
+      const T* rows[kMaxChunk];
+      find_rows(v, chunk_.v, chunk_.width, rows);
+      Ops::multiply(weights(), chunk_.width, num_rows,
+                    PlainValues<Ops, T>{rows, chunk_.width / 2}, vectors, block.states.data,
+                    block.states.stride, false, ahead_);
+      return true;
+    }
+    return false;
+  }
+
+  void accumulate(const RowBlock<Ops>& block) noexcept {
+    const std::int64_t vectors = (call_.spec.value_dim + kLanes - 1) / kLanes;
+    if (accumulate_in_place(block, vectors)) return;
+    const std::int64_t stride = padded_dims(call_.spec.value_dim);
+    if (values_ == Place::kUnknown) pack_values(block, stride);
+    const std::int64_t num_rows = block.rows.size();
+    if (values_ == Place::kPanel || block.all_visible) {
+      Ops::multiply(weights(), chunk_.width, num_rows,
+                    PanelSource<Ops>{v_panel(), stride, num_vectors_ * kLanes / 2}, vectors,
+                    block.states.data, block.states.stride, false, ahead_);
+    } else {
+      Ops::accumulate_careful(weights(), chunk_.width, num_rows, v_panel(), stride, chunk_.end,
+                              vectors, block.states);
+    }
+  }
+
+  const AttendCall& call_;
+  const WorkItem& item_;
+  const Scratch& scratch_;
+  const Chunk& chunk_;
+  const SequenceView& sequence_;
+  PrefetchWalk& ahead_;
+  std::int64_t num_vectors_;  // of scores
+  Place keys_ = Place::kUnknown;
+  Place values_ = Place::kUnknown;
+  bool per_token_ = false;
+  alignas(64) float k_scales_[kMaxChunk];
+  alignas(64) float v_scales_[kMaxChunk];
+};
+
 // The keys of `keys` up to the end of the chunk that holds the first.
-inline KeyRange first_chunk(const KeyRange& keys) noexcept {
-  return {keys.begin, std::min(keys.end, (keys.begin / kChunk + 1) * kChunk)};
+inline KeyRange first_chunk(const KeyRange& keys, std::int64_t width) noexcept {
+  return {keys.begin, std::min(keys.end, (keys.begin / width + 1) * width)};
 }
 
 template <class Ops>
 inline HeadRows<Ops> head_rows(const AttendCall& call, const WorkItem& item, const Scratch& scratch,
                                std::int64_t kv_head) noexcept {
-  const std::int64_t first = (kv_head - item.kv_heads.begin) * item.rows.size();
+  const std::int64_t first =
+      (kv_head - item.kv_heads.begin) * head_row_stride(item.rows.size());
   const std::int64_t q_stride = padded_dims(call.spec.head_dim);
   return {.kv_head = kv_head,
           .rows = item.rows,
@@ -313,49 +399,43 @@ inline void end_rows(const AttendCall& call, const HeadRows<Ops>& head) noexcept
   }
 }
 
+// Keys of a step: more where an item holds many rows of one head.
+template <class Ops>
+inline std::int64_t chunk_width(const WorkItem& item) noexcept {
+  return item.rows.size() > kChunk / 2 ? Ops::kWideChunk : kChunk;
+}
+
 template <class Ops, class T>
 void attend_item_of(const AttendCall& call, const WorkItem& item, const WorkItem* next,
                     const Scratch& scratch) noexcept {
   const SequenceView sequence = sequence_view(call.batch, item.sequence);
-  const KeyRange unmasked = keys_all_see(call, sequence, item);
+  const std::int64_t width = chunk_width<Ops>(item);
   for (std::int64_t h = item.kv_heads.begin; h < item.kv_heads.end; ++h) {
     begin_rows(call, item, head_rows<Ops>(call, item, scratch, h));
   }
   Chunk chunks[2];
   PrefetchWalk ahead;
   int current = 0;
-  KeyRange keys = first_chunk(item.keys);
-  if (!item.keys.empty()) locate(call, item.sequence, keys, chunks[current]);
-  while (keys.begin < item.keys.end) {
+  KeyRange keys = first_chunk(item.keys, width);
+  if (!keys.empty()) locate(call, item.sequence, keys, width, chunks[current]);
+  while (!keys.empty()) {
     const KeyRange left = {keys.end, item.keys.end};
     Chunk& following = chunks[1 - current];
+    ahead.clear();
     if (!left.empty()) {
-      locate(call, item.sequence, first_chunk(left), following);
+      locate(call, item.sequence, first_chunk(left, width), width, following);
       ahead.begin(call, following, item.kv_heads);
     } else if (next != nullptr && !next->keys.empty()) {
-      locate(call, next->sequence, first_chunk(next->keys), following);
+      const std::int64_t next_width = chunk_width<Ops>(*next);
+      locate(call, next->sequence, first_chunk(next->keys, next_width), next_width, following);
       ahead.begin(call, following, next->kv_heads);
-    } else {
-      ahead.clear();
     }
-    const Chunk& chunk = chunks[current];
-    const ChunkOfHead<Ops, T> step{
-        .call = call,
-        .item = item,
-        .scratch = scratch,
-        .chunk = chunk,
-        .sequence = sequence,
-        .all_visible = chunk.whole() && keys.begin >= unmasked.begin && keys.end <= unmasked.end,
-        .ahead = ahead};
+    ChunkOfHead<Ops, T> step(call, item, scratch, chunks[current], sequence, ahead);
     for (std::int64_t h = item.kv_heads.begin; h < item.kv_heads.end; ++h) {
-      const HeadRows<Ops> head = head_rows<Ops>(call, item, scratch, h);
-      step.score(head);
-      step.soften(head, shared_scale(call.cache, call.cache.k_scales, h));
-      step.accumulate(head);
+      step.attend(head_rows<Ops>(call, item, scratch, h));
     }
-    keys = first_chunk(left);
+    keys = left.empty() ? left : first_chunk(left, width);
     current = 1 - current;
-    if (left.empty()) break;
   }
   for (std::int64_t h = item.kv_heads.begin; h < item.kv_heads.end; ++h) {
     end_rows(call, head_rows<Ops>(call, item, scratch, h));

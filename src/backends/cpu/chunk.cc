@@ -28,12 +28,13 @@ void leave_out(Chunk& chunk, std::int64_t lane) noexcept {
 }  // namespace
 
 void locate(const AttendCall& call, std::int64_t sequence, const KeyRange& keys,
-            Chunk& chunk) noexcept {
-  chunk.first = keys.begin / kChunk * kChunk;
+            std::int64_t width, Chunk& chunk) noexcept {
+  chunk.width = width;
+  chunk.first = keys.begin / width * width;
   chunk.begin = keys.begin - chunk.first;
   chunk.end = keys.end - chunk.first;
   for (std::int64_t lane = 0; lane < chunk.begin; ++lane) leave_out(chunk, lane);
-  for (std::int64_t lane = chunk.end; lane < kChunk; ++lane) leave_out(chunk, lane);
+  for (std::int64_t lane = chunk.end; lane < width; ++lane) leave_out(chunk, lane);
 
   // Under a tree mask a key that no query sees may lie nowhere: its table entry is not followed.
   const SequenceView view = sequence_view(call.batch, sequence);

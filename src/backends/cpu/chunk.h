@@ -13,23 +13,24 @@ namespace quire::cpu {
 
 inline constexpr std::int64_t kAbsent = -1;
 
-// Keys first + [begin, end) of one sequence; first is a multiple of kChunk. Offsets are those of
+// Keys first + [begin, end) of one sequence; first is a multiple of the width. Offsets are those of
 // head 0 and dim 0, kAbsent for keys outside the range and for those that no query may see.
 struct Chunk {
+  std::int64_t width = 0;  // kChunk or kMaxChunk
   std::int64_t first = 0;
   std::int64_t begin = 0;
   std::int64_t end = 0;
-  std::int64_t k[kChunk];  // element offsets into cache.k
-  std::int64_t v[kChunk];  // into cache.v
-  std::int64_t block[kChunk];
-  std::int32_t token[kChunk];  // in the block
+  std::int64_t k[kMaxChunk];  // element offsets into cache.k
+  std::int64_t v[kMaxChunk];  // into cache.v
+  std::int64_t block[kMaxChunk];
+  std::int32_t token[kMaxChunk];  // in the block
 
-  bool whole() const noexcept { return begin == 0 && end == kChunk; }
+  bool whole() const noexcept { return begin == 0 && end == width; }
 };
 
-// Finds the keys `keys` (inside one chunk) of a sequence.
+// Finds the keys `keys` of a sequence, all inside one chunk of the width.
 void locate(const AttendCall& call, std::int64_t sequence, const KeyRange& keys,
-            Chunk& chunk) noexcept;
+            std::int64_t width, Chunk& chunk) noexcept;
 
 // The cache lines of a located chunk, those of the kv heads given.
 class PrefetchWalk {
@@ -62,7 +63,7 @@ class PrefetchWalk {
   }
   bool advance_piece() noexcept;
 
-  Piece pieces_[2 * kChunk];
+  Piece pieces_[2 * kMaxChunk];
   int num_pieces_ = 0;
   int piece_ = 0;          // the one after the current
   std::int64_t left_ = 0;  // ranges of the current one not begun

@@ -26,22 +26,61 @@ struct Level {
   const char* name;
   AttendItem attend_item;
   bool (*present)(const CpuFeatures& features);
+  bool (*preferred)(const CpuFeatures& features);  // before those that follow
 };
+
+#if defined(__x86_64__)
+bool has_bf16(const CpuFeatures& cpu) {
+  return cpu.avx512 && cpu.avx512_bf16 && cpu.avx512_vbmi;
+}
+#endif
+bool always(const CpuFeatures& /*cpu*/) {
+  return true;
+}
 
 // Best first.
 constexpr Level kLevels[] = {
 #if defined(__x86_64__)
+    {.name = "amx",
+     .attend_item = amx::attend_item,
+     .present =
+         [](const CpuFeatures& cpu) {
+           return cpu.amx_bf16 && has_bf16(cpu) && amx::request_tiles();
+         },
+     .preferred = always},
+    // Intel's cores multiply pairs at half of the rate of two f32 products, AMD's at twice.
+    {.name = "avx512_bf16",
+     .attend_item = avx512_bf16::attend_item,
+     .present = has_bf16,
+     .preferred = [](const CpuFeatures& cpu) { return cpu.vendor != "GenuineIntel"; }},
     {.name = "avx512",
      .attend_item = avx512::attend_item,
-     .present = [](const CpuFeatures& cpu) { return cpu.avx512; }},
+     .present = [](const CpuFeatures& cpu) { return cpu.avx512; },
+     .preferred = always},
     {.name = "avx2",
      .attend_item = avx2::attend_item,
-     .present = [](const CpuFeatures& cpu) { return cpu.avx2 && cpu.f16c; }},
+     .present = [](const CpuFeatures& cpu) { return cpu.avx2 && cpu.f16c; },
+     .preferred = always},
 #endif
     {.name = "scalar",
      .attend_item = scalar::attend_item,
-     .present = [](const CpuFeatures&) { return true; }},
+     .present = always,
+     .preferred = always},
 };
+
+// Those that this machine can run, best first.
+std::vector<const Level*> present_levels() {
+  const CpuFeatures features = detect_cpu_features();
+  std::vector<const Level*> levels;
+  for (const bool preferred : {true, false}) {
+    for (const Level& level : kLevels) {
+      if (level.preferred(features) == preferred && level.present(features)) {
+        levels.push_back(&level);
+      }
+    }
+  }
+  return levels;
+}
 
 const Level& choose_level(const std::string& asked) {
   std::string name = asked;
@@ -49,12 +88,10 @@ const Level& choose_level(const std::string& asked) {
     const char* forced = std::getenv("QUIRE_CPU_ISA");
     if (forced != nullptr) name = forced;
   }
-  const CpuFeatures features = detect_cpu_features();
   std::string known;
-  for (const Level& level : kLevels) {
-    if (!level.present(features)) continue;
-    if (name.empty() || name == level.name) return level;
-    known += concat(known.empty() ? "" : ", ", level.name);
+  for (const Level* level : present_levels()) {
+    if (name.empty() || name == level->name) return *level;
+    known += concat(known.empty() ? "" : ", ", level->name);
   }
   fail(ErrorCode::kInvalidArgument, "no level of the cpu backend on this machine is named '", name,
        "'; there are: ", known);
@@ -151,7 +188,7 @@ void finish_item(const AttendCall& call, const CpuPrepared& prepared, const Work
                  const Scratch& scratch) noexcept {
   const std::int64_t num_rows = item.rows.size();
   for (std::int64_t head = item.kv_heads.begin; head < item.kv_heads.end; ++head) {
-    const RowStates states = scratch.states.from((head - item.kv_heads.begin) * num_rows);
+    const RowStates states = scratch.states.from((head - item.kv_heads.begin) * head_row_stride(num_rows));
     if (item.num_splits == 1) {
       store_rows(call, item.sequence, head, item.rows, states);
     } else {
@@ -299,10 +336,7 @@ std::unique_ptr<AttentionBackend> make_cpu_backend(const BackendOptions& options
 
 std::vector<std::string> cpu_isa_levels() {
   std::vector<std::string> names;
-  const CpuFeatures features = detect_cpu_features();
-  for (const cpu::Level& level : cpu::kLevels) {
-    if (level.present(features)) names.emplace_back(level.name);
-  }
+  for (const cpu::Level* level : cpu::present_levels()) names.emplace_back(level->name);
   return names;
 }
 

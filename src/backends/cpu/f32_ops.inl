@@ -11,11 +11,28 @@ struct F32 {
   using Pair = LevelPair;
   static constexpr int kVectors = kBlockVectors;
   static constexpr int kExp2Degree = 5;
-  static constexpr bool kAlongDims = true;
+  static constexpr std::int64_t kKeyStep = kLanes;  // scores are computed for multiples of it
+  static constexpr std::int64_t kRowBlock = kRowTile;
+  static constexpr std::int64_t kWideChunk = kChunk;
+  // Rows that read tiles in place; more would convert them again and again, so panels are made.
+  static constexpr std::int64_t kInPlaceRows = 12;
+  static constexpr std::int64_t kDimStep = 2;  // of head_dim, for tiles in place
+  // Rows that take products with plain rows of K along their dims; more transpose K first.
+  static constexpr std::int64_t kAlongDimsRows = 8;
+  static constexpr bool kPlainInPlace = true;  // plain rows of V
 
   QUIRE_INLINE static Factor broadcast(const float* a) noexcept { return {set1(a[0]), set1(a[1])}; }
   QUIRE_INLINE static Vec madd(Vec sum, const Pair& x, const Factor& factor) noexcept {
     return fma(x.odd, factor.odd, fma(x.even, factor.even, sum));
+  }
+
+  static constexpr std::int64_t panel_pairs(std::int64_t dims) noexcept { return (dims + 1) / 2; }
+
+  template <class B>
+  static void multiply(const float* a, std::int64_t a_stride, std::int64_t rows, const B& b,
+                       std::int64_t num_vectors, float* c, std::int64_t c_stride, bool from_zero,
+                       PrefetchWalk& ahead) noexcept {
+    multiply_vectors<F32>(a, a_stride, rows, b, num_vectors, c, c_stride, from_zero, ahead);
   }
 
   // Step `pair` of k: of a panel, of two rows of V, of a tile.
@@ -42,19 +59,10 @@ struct F32 {
   }
 
   QUIRE_INLINE static void store_weights(float* p, Vec x) noexcept { store(p, x); }
-  // A weight of 0 stays 0 whatever the scale of its key holds.
-  QUIRE_INLINE static void scale_weights(float* p, const float* scales,
-                                         std::int64_t num_vectors) noexcept {
-    for (std::int64_t i = 0; i < num_vectors * kLanes; i += kLanes) {
-      const Vec x = load(p + i);
-      store(p + i, zero_where_zero(x, mul(x, load(scales + i))));
-    }
-  }
-
   // 0 for the keys of a V panel that no row may see.
-  static void clear_absent(const Chunk& chunk, std::int64_t dims, float* panel,
-                           std::int64_t stride) noexcept {
-    for (std::int64_t j = 0; j < round_up(chunk.end, 2); ++j) {
+  static void clear_absent(const Chunk& chunk, std::int64_t num_keys, std::int64_t dims,
+                           float* panel, std::int64_t stride) noexcept {
+    for (std::int64_t j = 0; j < num_keys; ++j) {
       if (chunk.v[j] == kAbsent) fill_zero(panel + j * stride, dims);
     }
   }
@@ -69,13 +77,13 @@ struct F32 {
     return true;
   }
   // O += P V without the keys of weight 0: 0 * NaN would spread to rows that do not see the key.
-  static void accumulate_careful(const float* p, std::int64_t num_rows, const float* panel,
+  static void accumulate_careful(const float* p, std::int64_t p_stride, std::int64_t num_rows, const float* panel,
                                  std::int64_t stride, std::int64_t num_keys, std::int64_t vectors,
                                  const RowStates& states) noexcept {
     for (std::int64_t r = 0; r < num_rows; ++r) {
       float* o = states.o(r);
       for (std::int64_t j = 0; j < num_keys; ++j) {
-        const float weight = p[r * kChunk + j];
+        const float weight = p[r * p_stride + j];
         if (weight == 0.0F) continue;
         for (std::int64_t d = 0; d < vectors * kLanes; d += kLanes) {
           store(o + d, fma(load(panel + j * stride + d), set1(weight), load(o + d)));

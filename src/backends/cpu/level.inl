@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // All of a level that multiplies in f32, over its vec.inl.
 
-inline constexpr float kNegativeInfinity = -std::numeric_limits<float>::infinity();
-inline constexpr float kLog2E = 1.44269504088896341F;
-using LevelPair = Pair;
-
 // Each uses the ones before it.
 // clang-format off
+#include "backends/cpu/constants.inl"
 #include "backends/cpu/matrix.inl"
 #include "backends/cpu/panels.inl"
 #include "backends/cpu/softmax.inl"

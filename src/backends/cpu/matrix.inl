@@ -71,7 +71,7 @@ inline void multiply_columns(const typename Ops::A* a, std::int64_t a_stride, st
 }
 
 template <class Ops, class B>
-void multiply(const typename Ops::A* a, std::int64_t a_stride, std::int64_t rows, const B& b,
+void multiply_vectors(const typename Ops::A* a, std::int64_t a_stride, std::int64_t rows, const B& b,
               std::int64_t num_vectors, float* c, std::int64_t c_stride, bool from_zero,
               PrefetchWalk& ahead) noexcept {
   std::int64_t vector = 0;
@@ -112,7 +112,7 @@ inline constexpr std::int64_t kTileVectors = kPairTile / kLanes;
 // K of the pair-tiled layout: a tile is 16 keys, a row of it two dims.
 template <class Ops, class T>
 struct TiledKeys {
-  const T* units[kChunk / kPairTile];
+  const T* units[kMaxChunk / kPairTile];
   std::int64_t pairs;  // head_dim / 2
   static constexpr std::int64_t num_segments = 1;
 
@@ -138,7 +138,7 @@ struct TiledKeys {
 // V of the pair-tiled layout: a tile is 16 dims, a row of it two keys; a segment is 16 keys.
 template <class Ops, class T>
 struct TiledValues {
-  const T* units[kChunk / kPairTile];
+  const T* units[kMaxChunk / kPairTile];
   std::int64_t tile_stride;  // elements from 16 dims to the next
   std::int64_t num_segments;
   static constexpr std::int64_t pairs = kPairTile / 2;

@@ -2,7 +2,7 @@
 // K and V of a chunk as panels in scratch, for what the matrix blocks do not read in place: many
 // rows, which would convert them again and again; keys that are not all there; odd dims.
 //
-//   K panel [padded head_dim][kChunk], V panel [kChunk][padded value_dim]; absent keys are 0.
+//   K panel [padded head_dim][width], V panel [width][padded value_dim]; absent keys are 0.
 
 // kLanes elements of a row of `left` more, 0 beyond.
 template <class T>
@@ -19,8 +19,9 @@ QUIRE_INLINE void fill_zero(float* p, std::int64_t count) noexcept {
 
 // The rows of one kv head in a plain layout, null where a key is absent.
 template <class T>
-inline void find_rows(const T* head, const std::int64_t* offsets, const T** rows) noexcept {
-  for (std::int64_t j = 0; j < kChunk; ++j) {
+inline void find_rows(const T* head, const std::int64_t* offsets, std::int64_t width,
+                      const T** rows) noexcept {
+  for (std::int64_t j = 0; j < width; ++j) {
     rows[j] = offsets[j] == kAbsent ? nullptr : head + offsets[j];
   }
 }
@@ -28,8 +29,9 @@ inline void find_rows(const T* head, const std::int64_t* offsets, const T** rows
 // The tiles of 16 keys of one kv head, null where no key of 16 is there. Key i of a tile lies at
 // 2 i in K, and at (i / 2) * 32 + i % 2 in V.
 template <bool kIsK, class T>
-inline void find_units(const T* head, const std::int64_t* offsets, const T** units) noexcept {
-  for (std::int64_t u = 0; u < kChunk / kPairTile; ++u) {
+inline void find_units(const T* head, const std::int64_t* offsets, std::int64_t width,
+                       const T** units) noexcept {
+  for (std::int64_t u = 0; u < width / kPairTile; ++u) {
     units[u] = nullptr;
     for (std::int64_t i = 0; i < kPairTile && units[u] == nullptr; ++i) {
       const std::int64_t offset = offsets[u * kPairTile + i];
@@ -40,8 +42,9 @@ inline void find_units(const T* head, const std::int64_t* offsets, const T** uni
 }
 
 template <class T>
-inline void pack_plain_keys(const T* const* rows, std::int64_t dims, float* panel) noexcept {
-  for (std::int64_t j = 0; j < kChunk; j += kLanes) {
+inline void pack_plain_keys(const T* const* rows, std::int64_t dims, float* panel,
+                            std::int64_t width) noexcept {
+  for (std::int64_t j = 0; j < width; j += kLanes) {
     for (std::int64_t d = 0; d < dims; d += kLanes) {
       Vec block[kLanes];
       QUIRE_UNROLL
@@ -50,20 +53,21 @@ inline void pack_plain_keys(const T* const* rows, std::int64_t dims, float* pane
       }
       transpose(block);
       QUIRE_UNROLL
-      for (int i = 0; i < kLanes; ++i) store(panel + (d + i) * kChunk + j, block[i]);
+      for (int i = 0; i < kLanes; ++i) store(panel + (d + i) * width + j, block[i]);
     }
   }
 }
 
 template <class T>
-inline void pack_tiled_keys(const T* const* units, std::int64_t dims, float* panel) noexcept {
-  for (std::int64_t u = 0; u < kChunk / kPairTile; ++u) {
+inline void pack_tiled_keys(const T* const* units, std::int64_t dims, float* panel,
+                            std::int64_t width) noexcept {
+  for (std::int64_t u = 0; u < width / kPairTile; ++u) {
     for (std::int64_t d = 0; d < dims; d += 2) {
       for (std::int64_t i = 0; i < kPairTile; i += kLanes) {
         Pair x = {zero(), zero()};
         if (units[u] != nullptr) x = load_pair(units[u] + d * kPairTile + 2 * i);
-        store(panel + d * kChunk + u * kPairTile + i, x.even);
-        store(panel + (d + 1) * kChunk + u * kPairTile + i, x.odd);
+        store(panel + d * width + u * kPairTile + i, x.even);
+        store(panel + (d + 1) * width + u * kPairTile + i, x.odd);
       }
     }
   }

@@ -35,9 +35,10 @@ inline void add_bias(const TensorView& bias, const ScoreRow& row, const Chunk& c
 
 // Scores in natural units: scale, softcap, ALiBi, bias, each where the call has it.
 inline void finish_scores(const AttendCall& call, const SequenceView& sequence, const ScoreRow& row,
-                          const Chunk& chunk, float scale, float* s) noexcept {
+                          const Chunk& chunk, std::int64_t num_vectors, float scale,
+                          float* s) noexcept {
   const AttentionParams& params = call.params;
-  const std::int64_t end = round_up(chunk.end, kLanes);
+  const std::int64_t end = num_vectors * kLanes;
   for (std::int64_t j = 0; j < end; j += kLanes) store(s + j, mul(load(s + j), set1(scale)));
   if (params.softcap > 0.0F) {
     for (std::int64_t j = 0; j < end; j += kLanes) {
@@ -65,7 +66,7 @@ inline void finish_scores(const AttendCall& call, const SequenceView& sequence, 
 
 // -inf where the query may not see the key, whatever the score was.
 inline void mask_scores(const AttendCall& call, const SequenceView& sequence, std::int64_t query,
-                        const Chunk& chunk, float* s) noexcept {
+                        const Chunk& chunk, std::int64_t num_vectors, float* s) noexcept {
   KeyRange seen = {chunk.first + chunk.begin, chunk.first + chunk.end};
   if (sequence.tree_bits == nullptr) {
     const KeyRange own = keys_seen(call.spec.mask, call.spec.alignment, sequence, query, query + 1);
@@ -77,7 +78,7 @@ inline void mask_scores(const AttendCall& call, const SequenceView& sequence, st
       }
     }
   }
-  const std::int64_t end = round_up(chunk.end, kLanes);
+  const std::int64_t end = num_vectors * kLanes;
   for (std::int64_t j = 0; j < end; j += kLanes) {
     const std::int64_t begin = seen.begin - chunk.first - j;
     if (begin <= 0 && seen.end - chunk.first - j >= kLanes) continue;
@@ -90,23 +91,27 @@ inline void mask_scores(const AttendCall& call, const SequenceView& sequence, st
 // need not be scaled for every new maximum.
 inline constexpr float kMaxSlack = 8.0F;
 
-// Of one row: adds the weights to the sums, lane by lane.
+// Of one row: adds the weights to the sums, lane by lane. v_scales [keys], if any, are multiplied
+// into the weights alone; a weight of 0 stays 0 whatever the scale of its key holds.
 template <class Ops>
 QUIRE_INLINE void weigh(const float* s, std::int64_t num_vectors, float factor, float max,
-                        float* sums, typename Ops::A* p) noexcept {
+                        const float* v_scales, float* sums, typename Ops::A* p) noexcept {
   Vec sum = load(sums);
   for (std::int64_t i = 0; i < num_vectors; ++i) {
     const Vec x = exp2<Ops::kExp2Degree>(exact_fms(load(s + i * kLanes), set1(factor), set1(max)));
     sum = add(sum, x);
-    Ops::store_weights(p + i * kLanes, x);
+    Ops::store_weights(p + i * kLanes, v_scales == nullptr
+                                           ? x
+                                           : zero_where_zero(x, mul(x, load(v_scales + i * kLanes))));
   }
   store(sums, sum);
 }
 
 // s are scores, `factor` their unit. Returns what O must be multiplied with first.
 template <class Ops>
-QUIRE_INLINE float soften_row(const float* s, std::int64_t num_vectors, float factor, float* max,
-                              float* sums, typename Ops::A* p) noexcept {
+QUIRE_INLINE float soften_row(const float* s, std::int64_t num_vectors, float factor,
+                              const float* v_scales, float* max, float* sums,
+                              typename Ops::A* p) noexcept {
   Vec top = set1(kNegativeInfinity);
   for (std::int64_t i = 0; i < num_vectors; ++i) {
     top = max_of(mul(load(s + i * kLanes), set1(factor)), top);
@@ -129,6 +134,6 @@ QUIRE_INLINE float soften_row(const float* s, std::int64_t num_vectors, float fa
       *max = new_max;
     }
   }
-  weigh<Ops>(s, num_vectors, factor, *max, sums, p);
+  weigh<Ops>(s, num_vectors, factor, *max, v_scales, sums, p);
   return rescale;
 }

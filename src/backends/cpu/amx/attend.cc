@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// The level amx: avx512_bf16 with tiles of bf16. What is not exact in bf16 goes to avx512.
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "attention/mask.h"
+#include "backends/cpu/attend_call.h"
+#include "backends/cpu/chunk.h"
+#include "backends/cpu/exp2_coefficients.h"
+#include "backends/cpu/target_region.h"
+#include "base/dispatch.h"
+#include "base/number_formats.h"
+#include "layout/kv_offset.h"
+
+namespace quire::cpu::amx {
+
+QUIRE_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx2,fma,f16c")
+// Each uses the ones before it.
+// clang-format off
+#include "backends/cpu/avx512/vec.inl"
+#include "backends/cpu/constants.inl"
+#include "backends/cpu/matrix.inl"
+#include "backends/cpu/panels.inl"
+#include "backends/cpu/pairs.inl"
+#include "backends/cpu/softmax.inl"
+#include "backends/cpu/amx/tiles.inl"
+#include "backends/cpu/attend_item.inl"
+// clang-format on
+
+void attend_item(const AttendCall& call, const WorkItem& item, const WorkItem* next,
+                 const Scratch& scratch) noexcept {
+  const bool done =
+      call.spec.q_dtype == DType::kBF16 &&
+      dispatch_dtype_among<BFloat16, Float8E4M3, Float8E5M2, std::int8_t>(
+          call.cache.format.dtype, [&]<class T>() {
+            AmxDot::begin(item.rows.size());
+            attend_item_of<AmxDot, T>(call, item, next, scratch);
+            AmxDot::end();
+          });
+  if (!done) avx512::attend_item(call, item, next, scratch);
+}
+QUIRE_TARGET_END
+
+bool request_tiles() noexcept {
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+}  // namespace quire::cpu::amx
+
+#endif
