@@ -25,8 +25,8 @@ inline constexpr std::int64_t kItemRows = 96;
 // Lanes of the widest level; vectors of partial sums have this many.
 inline constexpr std::int64_t kMaxLanes = 16;
 
-// Rows of states from one kv head of an item to the next: levels that work on 16 rows at a time write
-// that many.
+// Rows of states from one kv head of an item to the next: levels that work on 16 rows at a time
+// write that many.
 constexpr std::int64_t head_row_stride(std::int64_t num_rows) {
   constexpr std::int64_t kTileRows = 16;
   return num_rows <= kTileRows ? num_rows : (num_rows + kTileRows - 1) / kTileRows * kTileRows;
@@ -120,7 +120,7 @@ namespace amx {
 bool request_tiles() noexcept;
 void attend_item(const AttendCall& call, const WorkItem& item, const WorkItem* next,
                  const Scratch& scratch) noexcept;
-}
+}  // namespace amx
 #endif
 
 }  // namespace quire::cpu

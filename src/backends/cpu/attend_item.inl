@@ -144,15 +144,14 @@ class ChunkOfHead {
                                std::min(head.rows.end, head.rows.begin + r + Ops::kRowBlock)};
       if (!sees(rows)) continue;
       const KeyRange all = keys_all_see(call_, sequence_, rows);
-      const RowBlock<Ops> block = {
-          .kv_head = head.kv_head,
-          .rows = rows,
-          .q = head.q + r * head.q_stride,
-          .q_stride = head.q_stride,
-          .sums = head.sums + r * kMaxLanes,
-          .states = head.states.from(r),
-          .all_visible = chunk_.whole() && chunk_.first >= all.begin &&
-                         chunk_.first + chunk_.end <= all.end};
+      const RowBlock<Ops> block = {.kv_head = head.kv_head,
+                                   .rows = rows,
+                                   .q = head.q + r * head.q_stride,
+                                   .q_stride = head.q_stride,
+                                   .sums = head.sums + r * kMaxLanes,
+                                   .states = head.states.from(r),
+                                   .all_visible = chunk_.whole() && chunk_.first >= all.begin &&
+                                                  chunk_.first + chunk_.end <= all.end};
       score(block);
       soften(block);
       accumulate(block);
@@ -166,7 +165,8 @@ class ChunkOfHead {
   std::int64_t num_units() const noexcept {
     return round_up(chunk_.end, Ops::kKeyStep < kPairTile ? kPairTile : Ops::kKeyStep) / kPairTile;
   }
-  const T* head_of(const void* base, const KvStrides& strides, std::int64_t kv_head) const noexcept {
+  const T* head_of(const void* base, const KvStrides& strides,
+                   std::int64_t kv_head) const noexcept {
     return static_cast<const T*>(base) + kv_head * strides.head;
   }
   typename Ops::Panel* k_panel() const noexcept {
@@ -318,9 +318,8 @@ class ChunkOfHead {
     if constexpr (Ops::kPlainInPlace) {
       const T* rows[kMaxChunk];
       find_rows(v, chunk_.v, chunk_.width, rows);
-      Ops::multiply(weights(), chunk_.width, num_rows,
-                    PlainValues<Ops, T>{rows, chunk_.width / 2}, vectors, block.states.data,
-                    block.states.stride, false, ahead_);
+      Ops::multiply(weights(), chunk_.width, num_rows, PlainValues<Ops, T>{rows, chunk_.width / 2},
+                    vectors, block.states.data, block.states.stride, false, ahead_);
       return true;
     }
     return false;
@@ -364,8 +363,7 @@ inline KeyRange first_chunk(const KeyRange& keys, std::int64_t width) noexcept {
 template <class Ops>
 inline HeadRows<Ops> head_rows(const AttendCall& call, const WorkItem& item, const Scratch& scratch,
                                std::int64_t kv_head) noexcept {
-  const std::int64_t first =
-      (kv_head - item.kv_heads.begin) * head_row_stride(item.rows.size());
+  const std::int64_t first = (kv_head - item.kv_heads.begin) * head_row_stride(item.rows.size());
   const std::int64_t q_stride = padded_dims(call.spec.head_dim);
   return {.kv_head = kv_head,
           .rows = item.rows,

@@ -27,8 +27,8 @@ void leave_out(Chunk& chunk, std::int64_t lane) noexcept {
 
 }  // namespace
 
-void locate(const AttendCall& call, std::int64_t sequence, const KeyRange& keys,
-            std::int64_t width, Chunk& chunk) noexcept {
+void locate(const AttendCall& call, std::int64_t sequence, const KeyRange& keys, std::int64_t width,
+            Chunk& chunk) noexcept {
   chunk.width = width;
   chunk.first = keys.begin / width * width;
   chunk.begin = keys.begin - chunk.first;

@@ -29,8 +29,8 @@ struct Chunk {
 };
 
 // Finds the keys `keys` of a sequence, all inside one chunk of the width.
-void locate(const AttendCall& call, std::int64_t sequence, const KeyRange& keys,
-            std::int64_t width, Chunk& chunk) noexcept;
+void locate(const AttendCall& call, std::int64_t sequence, const KeyRange& keys, std::int64_t width,
+            Chunk& chunk) noexcept;
 
 // The cache lines of a located chunk, those of the kv heads given.
 class PrefetchWalk {

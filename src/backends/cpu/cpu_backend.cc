@@ -62,10 +62,7 @@ constexpr Level kLevels[] = {
      .present = [](const CpuFeatures& cpu) { return cpu.avx2 && cpu.f16c; },
      .preferred = always},
 #endif
-    {.name = "scalar",
-     .attend_item = scalar::attend_item,
-     .present = always,
-     .preferred = always},
+    {.name = "scalar", .attend_item = scalar::attend_item, .present = always, .preferred = always},
 };
 
 // Those that this machine can run, best first.
@@ -188,7 +185,8 @@ void finish_item(const AttendCall& call, const CpuPrepared& prepared, const Work
                  const Scratch& scratch) noexcept {
   const std::int64_t num_rows = item.rows.size();
   for (std::int64_t head = item.kv_heads.begin; head < item.kv_heads.end; ++head) {
-    const RowStates states = scratch.states.from((head - item.kv_heads.begin) * head_row_stride(num_rows));
+    const RowStates states =
+        scratch.states.from((head - item.kv_heads.begin) * head_row_stride(num_rows));
     if (item.num_splits == 1) {
       store_rows(call, item.sequence, head, item.rows, states);
     } else {

@@ -77,9 +77,9 @@ struct F32 {
     return true;
   }
   // O += P V without the keys of weight 0: 0 * NaN would spread to rows that do not see the key.
-  static void accumulate_careful(const float* p, std::int64_t p_stride, std::int64_t num_rows, const float* panel,
-                                 std::int64_t stride, std::int64_t num_keys, std::int64_t vectors,
-                                 const RowStates& states) noexcept {
+  static void accumulate_careful(const float* p, std::int64_t p_stride, std::int64_t num_rows,
+                                 const float* panel, std::int64_t stride, std::int64_t num_keys,
+                                 std::int64_t vectors, const RowStates& states) noexcept {
     for (std::int64_t r = 0; r < num_rows; ++r) {
       float* o = states.o(r);
       for (std::int64_t j = 0; j < num_keys; ++j) {

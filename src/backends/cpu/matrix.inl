@@ -71,9 +71,9 @@ inline void multiply_columns(const typename Ops::A* a, std::int64_t a_stride, st
 }
 
 template <class Ops, class B>
-void multiply_vectors(const typename Ops::A* a, std::int64_t a_stride, std::int64_t rows, const B& b,
-              std::int64_t num_vectors, float* c, std::int64_t c_stride, bool from_zero,
-              PrefetchWalk& ahead) noexcept {
+void multiply_vectors(const typename Ops::A* a, std::int64_t a_stride, std::int64_t rows,
+                      const B& b, std::int64_t num_vectors, float* c, std::int64_t c_stride,
+                      bool from_zero, PrefetchWalk& ahead) noexcept {
   std::int64_t vector = 0;
   for (; vector + Ops::kVectors <= num_vectors; vector += Ops::kVectors) {
     multiply_columns<Ops, Ops::kVectors>(a, a_stride, rows, b, vector, c, c_stride, from_zero,

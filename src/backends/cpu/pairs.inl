@@ -34,8 +34,8 @@ QUIRE_INLINE Bf16x64 load_bf16x64(const Float8E4M3* p) noexcept {
   // unpack takes the halves of 128-bit lanes, so bytes 8 i .. go to lane i first.
   const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
   const __m512i x = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(p));
-  const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(kE4M3.low), x,
-                                               _mm512_load_si512(kE4M3.low + 64));
+  const __m512i low =
+      _mm512_permutex2var_epi8(_mm512_load_si512(kE4M3.low), x, _mm512_load_si512(kE4M3.low + 64));
   const __m512i magnitude = _mm512_permutex2var_epi8(_mm512_load_si512(kE4M3.high), x,
                                                      _mm512_load_si512(kE4M3.high + 64));
   const __m512i high = _mm512_ternarylogic_epi32(
@@ -48,14 +48,15 @@ QUIRE_INLINE __m512i half_to_bf16(__m512i x) noexcept {
   const __m512 high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1));
   return (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
-QUIRE_INLINE __m512i load_bf16x32(const BFloat16* p) noexcept { return _mm512_loadu_si512(p); }
+QUIRE_INLINE __m512i load_bf16x32(const BFloat16* p) noexcept {
+  return _mm512_loadu_si512(p);
+}
 QUIRE_INLINE __m512i load_bf16x32(const Float8E5M2* p) noexcept {
   const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return half_to_bf16(_mm512_slli_epi16(_mm512_cvtepu8_epi16(x), 8));
 }
 QUIRE_INLINE __m512i load_bf16x32(const std::int8_t* p) noexcept {
-  const __m512i x =
-      _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  const __m512i x = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   const __m512i low = _mm512_cvtepi16_epi32(_mm512_castsi512_si256(x));
   const __m512i high = _mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(x, 1));
   return (__m512i)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
@@ -68,8 +69,8 @@ QUIRE_INLINE __m512i load_bf16x32(const Float8E4M3* p) noexcept {
                                                _mm512_load_si512(kE4M3.low + 64));
   const __m512i magnitude = _mm512_permutex2var_epi8(_mm512_load_si512(kE4M3.high), spread,
                                                      _mm512_load_si512(kE4M3.high + 64));
-  const __m512i high = _mm512_ternarylogic_epi32(
-      magnitude, spread, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);
+  const __m512i high =
+      _mm512_ternarylogic_epi32(magnitude, spread, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);
   return _mm512_unpacklo_epi8(low, high);
 }
 QUIRE_INLINE Bf16x64 load_bf16x64(const Float8E5M2* p) noexcept {
@@ -86,7 +87,9 @@ QUIRE_INLINE __m512i load_bf16_part(const T* p, std::int64_t left) noexcept {
   for (std::int64_t i = 0; i < left; ++i) buffer[i] = p[i];
   return load_bf16x32(buffer);
 }
-QUIRE_INLINE void store_bf16(BFloat16* p, __m512i x) noexcept { _mm512_storeu_si512(p, x); }
+QUIRE_INLINE void store_bf16(BFloat16* p, __m512i x) noexcept {
+  _mm512_storeu_si512(p, x);
+}
 
 // Words of even and odd in turn: pairs of the first 16, and of the last 16.
 QUIRE_INLINE Bf16x64 interleave(__m512i even, __m512i odd) noexcept {
@@ -104,9 +107,9 @@ inline void pack_plain_keys(const T* const* rows, std::int64_t dims, BFloat16* p
       Vec block[16];
       QUIRE_UNROLL
       for (int i = 0; i < 16; ++i) {
-        block[i] = _mm512_castsi512_ps(rows[j + i] != nullptr
-                                           ? load_bf16_part(rows[j + i] + d, dims - d)
-                                           : _mm512_setzero_si512());
+        block[i] =
+            _mm512_castsi512_ps(rows[j + i] != nullptr ? load_bf16_part(rows[j + i] + d, dims - d)
+                                                       : _mm512_setzero_si512());
       }
       transpose(block);
       QUIRE_UNROLL
@@ -171,8 +174,8 @@ inline void pack_values_of_keys(const T* const* units, std::int64_t num_units, s
     BFloat16* out = panel + j / 2 * 2 * stride + j % 2;
     for (std::int64_t d = 0; d < stride; ++d) {
       const bool present = unit != nullptr && d < dims;
-      out[2 * d] = present ? from_float<BFloat16>(to_float(
-                                 unit[d / 2 * 2 * kPairTile + j % kPairTile * 2 + d % 2]))
+      out[2 * d] = present ? from_float<BFloat16>(
+                                 to_float(unit[d / 2 * 2 * kPairTile + j % kPairTile * 2 + d % 2]))
                            : BFloat16{0};
     }
   }

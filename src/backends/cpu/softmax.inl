@@ -100,9 +100,9 @@ QUIRE_INLINE void weigh(const float* s, std::int64_t num_vectors, float factor, 
   for (std::int64_t i = 0; i < num_vectors; ++i) {
     const Vec x = exp2<Ops::kExp2Degree>(exact_fms(load(s + i * kLanes), set1(factor), set1(max)));
     sum = add(sum, x);
-    Ops::store_weights(p + i * kLanes, v_scales == nullptr
-                                           ? x
-                                           : zero_where_zero(x, mul(x, load(v_scales + i * kLanes))));
+    Ops::store_weights(
+        p + i * kLanes,
+        v_scales == nullptr ? x : zero_where_zero(x, mul(x, load(v_scales + i * kLanes))));
   }
   store(sums, sum);
 }

@@ -12,12 +12,15 @@ struct alignas(64) TileConfig {
   std::uint8_t rows[16] = {};
 };
 
-#define QUIRE_TILE_LOAD(tile, p, stride)                                                    \
-  asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(p), "r"((std::int64_t)(stride)) : "memory")
-#define QUIRE_TILE_STREAM(tile, p, stride) \
-  asm volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile ::"r"(p), "r"((std::int64_t)(stride)) : "memory")
+#define QUIRE_TILE_LOAD(tile, p, stride)                                                          \
+  asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(p), "r"((std::int64_t)(stride)) : "memor" \
+                                                                                          "y")
+#define QUIRE_TILE_STREAM(tile, p, stride)                                                \
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile ::"r"(p), "r"((std::int64_t)(stride)) \
+               : "memory")
 #define QUIRE_TILE_STORE(tile, p, stride)                                                   \
-  asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(p), "r"((std::int64_t)(stride)) : "memory")
+  asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(p), "r"((std::int64_t)(stride)) \
+               : "memory")
 #define QUIRE_TILE_ZERO(tile) asm volatile("tilezero %%tmm" #tile ::)
 #define QUIRE_TILE_DOT(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
 

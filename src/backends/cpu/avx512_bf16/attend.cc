@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The level avx512_bf16: avx512 with VBMI, and products of bf16 pairs. What is not exact in bf16 goes
-// to avx512.
+// The level avx512_bf16: avx512 with VBMI, and products of bf16 pairs. What is not exact in bf16
+// goes to avx512.
 #if defined(__x86_64__)
 
 #include <immintrin.h>
