@@ -44,7 +44,7 @@ th { color: var(--soft); } td.n { text-align: right; }
 .case { border-top: 1px solid var(--rule); padding: 8px 0 10px; }
 .case b { font-weight: 600; }
 .case .note { color: var(--soft); font-size: 13px; }
-.bar { display: grid; grid-template-columns: 150px 1fr 62px 230px; gap: 10px; align-items: center;
+.bar { display: grid; grid-template-columns: 150px 1fr 62px 300px; gap: 10px; align-items: center;
   font-variant-numeric: tabular-nums; font-size: 13px; }
 .bar .track { background: var(--track); height: 12px; border-radius: 3px; overflow: hidden; }
 .bar .fill { height: 12px; border-radius: 3px; }

@@ -77,8 +77,8 @@ class Runner {
     peaks_ = available_peaks(report_.machine.cpu);
     const Machine& machine = report_.machine;
     if (machine.load_average > kBusyShare * machine.cpu.num_cpus) {
-      report_.notes.push_back(concat("the machine was busy: load ", machine.load_average, " on ",
-                                     machine.cpu.num_cpus,
+      report_.notes.push_back(concat("the machine was busy: load ",
+                                     std::round(machine.load_average), " on ", machine.cpu.num_cpus,
                                      " CPUs before the run; trust ratios at most"));
     }
     make_ceilings();
@@ -379,10 +379,10 @@ class Runner {
   }
 
   void add_ceilings() {
-    for (auto it = ceilings_.rbegin(); it != ceilings_.rend(); ++it) {
-      Ceilings& ceilings = *it->second;
+    for (const auto& [num_threads, entry] : ceilings_) {
+      Ceilings& ceilings = *entry;
       CeilingValues values;
-      values.threads = ceilings.num_threads();
+      values.threads = num_threads;
       values.read_bytes_per_second = ceilings.typical_read();
       values.copy_bytes_per_second = ceilings.typical_copy();
       for (const PeakKind kind : peaks_) {
@@ -393,6 +393,7 @@ class Runner {
       }
       report_.ceilings.push_back(values);
     }
+    std::reverse(report_.ceilings.begin(), report_.ceilings.end());
   }
 
   const std::vector<BenchCase>& cases_;

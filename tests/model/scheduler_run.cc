@@ -219,8 +219,8 @@ void SchedulerRun::check_batch(const ScheduledBatch& batch) {
     }
     expect(in_batch_.emplace(sequence.request, std::move(tokens)).second,
            "a request is scheduled twice");
-    text_ << sequence.request.value << ":" << sequence.first_position << "+"
-          << sequence.num_tokens << " ";
+    text_ << sequence.request.value << ":" << sequence.first_position << "+" << sequence.num_tokens
+          << " ";
   }
   text_ << "\n";
   check_slots(batch);
@@ -240,8 +240,9 @@ std::vector<RequestId> SchedulerRun::runnable() const {
 // passed over for longer than those before it need to end. The prefix options may reorder, limits
 // on lengths may stop an admission, and blocks of those who wait for the caller are not to be
 // had.
-void SchedulerRun::check_progress(std::vector<RequestId> could_run, std::span<const FinishedRequest> finished,
-                    const std::vector<RequestId>& ran) {
+void SchedulerRun::check_progress(std::vector<RequestId> could_run,
+                                  std::span<const FinishedRequest> finished,
+                                  const std::vector<RequestId>& ran) {
   for (const FinishedRequest& end : finished) {
     if (end.reason != FinishReason::kLength) std::erase(could_run, end.id);
   }
@@ -326,7 +327,8 @@ void SchedulerRun::answer() {
     if (chance(6) && alive_.size() < 40) {
       RequestId child;
       const bool keeps_blocks = alive_.at(id).num_drafts == 0;  // drafts are given up first
-      call("fork", [&] { child = scheduler_.fork(id); }, keeps_blocks);
+      call(
+          "fork", [&] { child = scheduler_.fork(id); }, keeps_blocks);
       alive_.at(id).num_drafts = 0;
       alive_[child] = alive_.at(id);
       alive_[child].is_cancelled = false;

@@ -76,8 +76,7 @@ class SimulatedCache {
           const std::int64_t block =
               view.kv.blocks.indices[view.kv.blocks.begins[static_cast<std::int64_t>(s)] +
                                      p / blocks_.block_size];
-          const Slot& slot =
-              at(device_[g], block * blocks_.block_size + p % blocks_.block_size);
+          const Slot& slot = at(device_[g], block * blocks_.block_size + p % blocks_.block_size);
           if (slot.position == p && slot.token == tokens[static_cast<std::size_t>(p)]) continue;
           throw std::logic_error("request " + std::to_string(sequence.request.value) + ", group " +
                                  std::to_string(g) + ": block " + std::to_string(block) +
