@@ -118,13 +118,16 @@ AdmitStatus BlockManager::State::swap_in_status(const SequenceRecord& sequence,
   AdmitStatus status = AdmitStatus::kNow;
   for (std::size_t p = 0; p < pools.size(); ++p) {
     const PoolState& pool = pools[p];
-    const std::int64_t needed_now =
-        num_to_swap_in(sequence, p) + num_grown(sequence, num_tokens, p);
+    const std::int64_t num_to_move = num_to_swap_in(sequence, p);
+    const std::int64_t num_more = num_grown(sequence, num_tokens, p);
     // A sequence may have grown into the watermark: what it leaves when alone is enough.
     const std::int64_t left_alone = pool.device.num_usable() - num_held(sequence, p);
     if (left_alone < 0) return AdmitStatus::kNever;
-    const std::int64_t watermark = std::min(pool.watermark, left_alone);
-    if (pool.device.num_available() - needed_now < watermark) status = AdmitStatus::kLater;
+    const std::int64_t watermark =
+        std::min(pool.watermark, std::max<std::int64_t>(left_alone - num_more, 0));
+    if (pool.device.num_available() - num_to_move - num_more < watermark) {
+      status = AdmitStatus::kLater;
+    }
   }
   return status;
 }

@@ -132,7 +132,20 @@ Scheduler::State::Start Scheduler::State::start_by_force(RequestIndex index) {
     }));
     outcome = start(index, Turn::kLast);
   }
-  return outcome;
+  const bool is_alone = running.empty() && paused.size() == paused.contains(index);
+  if (outcome != Start::kBlocked || !is_alone || !builder.batch().empty() ||
+      request.status == RequestRecord::Status::kWaiting) {
+    return outcome;
+  }
+  begin_anew(index);  // what it holds no longer fits, not even alone: the pool has shrunk
+  return start(index, Turn::kLast);
+}
+
+void Scheduler::State::begin_anew(RequestIndex index) {
+  counters.num_lost_tokens += records[index].num_computed;
+  leave_lists(index);
+  free_sequence(record(index));
+  enter_waiting(index, RequestRecord::Status::kWaiting);
 }
 
 // The first by rank, and of the first few the one with the most cached tokens.
@@ -187,15 +200,12 @@ Scheduler::State::Start Scheduler::State::start(RequestIndex index, Turn turn) {
   if (!builder.has_room_for_cross(request.num_cross_rows())) return Start::kNextStep;
   if (request.status == RequestRecord::Status::kSwapped && !start_swapped(request, turn)) {
     if (manager->can_swap_in(request.sequence) != AdmitStatus::kNever) return Start::kBlocked;
-    leave_lists(index);  // the pool has shrunk: it begins anew, if it can
-    free_sequence(request);
-    enter_waiting(index, RequestRecord::Status::kWaiting);
+    begin_anew(index);  // the pool has shrunk
   }
   if (request.status == RequestRecord::Status::kWaiting && !start_new(request, turn)) {
-    if (manager->can_admit(request.prompt, admit_options(request, 0)) != AdmitStatus::kNever) {
-      return Start::kBlocked;
-    }
-    end(index, FinishReason::kTooLarge, why_too_large(request));
+    std::string too_large = why_too_large(request);
+    if (too_large.empty()) return Start::kBlocked;
+    end(index, FinishReason::kTooLarge, std::move(too_large));  // the pool has shrunk
     return Start::kDone;
   }
   if (request.status == RequestRecord::Status::kPaused && !start_paused(request, turn)) {
@@ -247,16 +257,18 @@ std::int64_t Scheduler::State::num_wanted(const RequestRecord& request, Turn tur
                   kMaxLength - request.num_computed);
 }
 
-// As an admission. If nothing else runs, room for what it holds is enough: the rest fits when it is
-// alone.
+// As an admission. If nothing else runs, the next chunk is enough: the rest fits when it is alone.
 bool Scheduler::State::start_swapped(const RequestRecord& request, Turn turn) {
-  const bool has_room =
-      manager->can_swap_in(request.sequence, num_wanted(request, turn)) == AdmitStatus::kNow;
-  if (!has_room && !builder.batch().empty()) return false;
-  return manager->swap_in(request.sequence);
+  const auto has_room = [&](std::int64_t num_tokens) {
+    return manager->can_swap_in(request.sequence, num_tokens) == AdmitStatus::kNow;
+  };
+  const bool may_start =
+      has_room(num_wanted(request, turn)) ||
+      (builder.batch().empty() && has_room(std::min(request.num_to_compute(), options.max_chunk)));
+  return may_start && manager->swap_in(request.sequence);
 }
 
-// As an admission. If nothing else runs, the next chunk is enough: the rest fits when it is alone.
+// As start_swapped.
 bool Scheduler::State::start_paused(const RequestRecord& request, Turn turn) const {
   const std::int64_t limit = kMaxLength - request.num_computed;
   const std::int64_t num_tokens = std::min(num_wanted(request, turn) + watermark_tokens, limit);

@@ -219,17 +219,21 @@ TEST(Preemption, ForkedRequestsAreCutUntilBlocksComeFree) {
   EXPECT_EQ(f.finished.size(), 4U);
 }
 
-// A pool that shrinks under a request leaves it to end, not to hang.
+// A pool that shrinks under a request leaves it to end, not to hang, whatever it has kept.
 TEST(Preemption, AShrunkenPoolEndsWhatNoLongerFits) {
-  BlockManagerOptions blocks = one_group(12);
-  SchedulerFixture f({.max_tokens = 32, .max_sequences = 4, .preemption = kRecomputeOnly}, blocks);
-  const RequestId large = f.submit(token_run(0, 20), 16, 1);
-  const RequestId other = f.submit(token_run(100, 4), 40);
-  for (int i = 0; i < 3; ++i) f.step();
-  while (!f.manager.resize(0, 1 + 11) && f.history.size() < 60) f.step();
-  EXPECT_TRUE(f.run(400));
-  EXPECT_TRUE(f.reason(large).has_value());
-  EXPECT_TRUE(f.reason(other).has_value());
+  for (const PreemptionOptions& preemption : {kRecomputeOnly, kPartialOnly, kSwapOnly}) {
+    BlockManagerOptions blocks = one_group(12);
+    blocks.pools[0].num_host_blocks = 20;
+    SchedulerFixture f({.max_tokens = 32, .max_sequences = 4, .preemption = preemption}, blocks);
+    const RequestId large = f.submit(token_run(0, 20), 16, 1);
+    const RequestId other = f.submit(token_run(100, 4), 28);
+    for (int i = 0; i < 3; ++i) f.step();
+    while (!f.manager.resize(0, 1 + 8) && f.history.size() < 60) f.step();
+    EXPECT_TRUE(f.run(400));
+    EXPECT_EQ(f.reason(large), FinishReason::kTooLarge);
+    EXPECT_EQ(f.reason(other), FinishReason::kLength);
+    EXPECT_GT(f.scheduler.stats().num_preemptions(), 0);
+  }
 }
 
 }  // namespace

@@ -37,6 +37,8 @@ const ScheduledBatch& Scheduler::schedule(BlockManager& manager) {
 void Scheduler::State::begin_step() {
   builder.clear();
   has_preempted = false;
+  if (has_failed) builder.take_copies(*manager);  // their blocks would not come free
+  has_failed = false;
   accept_all();  // what a step that ran out of memory has left
   inbox.drain(submissions, cancels);
   accept_all();
@@ -75,6 +77,7 @@ void Scheduler::State::undo_schedule() {
     record(by_id.at(scheduled.request.value)).num_scheduled = 0;
   }
   builder.clear();
+  has_failed = true;
   --counters.num_steps;
 }
 
@@ -87,12 +90,13 @@ void Scheduler::State::continue_running() {
   for (std::size_t i = 0; i < running.size(); ++i) {
     // Who starts comes to stand at i; who gives up blocks leaves the end of the list.
     if (may_start) may_start = start_before(records[running[i]]);
-    if (i < running.size()) continue_one(record(running[i]));
+    if (i < running.size()) continue_one(running[i]);
   }
   num_kept_tokens = 0;
 }
 
-void Scheduler::State::continue_one(RequestRecord& request) {
+void Scheduler::State::continue_one(RequestIndex index) {
+  RequestRecord& request = record(index);
   if (request.num_scheduled > 0) return;  // it has just started
   if (request.is_decode() && num_kept_tokens > 0) --num_kept_tokens;
   const std::int64_t num_tokens =
@@ -102,7 +106,11 @@ void Scheduler::State::continue_one(RequestRecord& request) {
   if (num_drafts > 0 && manager->append(request.sequence, num_tokens + num_drafts)) {
     return add_to_batch(request, num_tokens, num_drafts);
   }
-  if (append_or_preempt(request, num_tokens)) add_to_batch(request, num_tokens, 0);
+  if (append_or_preempt(request, num_tokens)) return add_to_batch(request, num_tokens, 0);
+  if (running.size() + paused.size() > 1) return;  // others will give back blocks
+  builder.take_copies(*manager);                   // so do copies
+  if (manager->append(request.sequence, num_tokens)) return add_to_batch(request, num_tokens, 0);
+  end(index, FinishReason::kTooLarge, why_too_large(request));  // the pool has shrunk
 }
 
 // Guesses follow the last token, and nobody gives up anything for them.

@@ -60,6 +60,7 @@ struct Scheduler::State {
   BatchBuilder builder;
   bool is_in_flight = false;
   bool has_preempted = false;           // in this step
+  bool has_failed = false;              // the last schedule(): copies may wait in the manager
   std::int64_t num_kept_tokens = 0;     // of the budget, for decodes that come later in this step
   std::vector<Submission> submissions;  // taken from the inbox
   std::size_t num_accepted = 0;         // of submissions
@@ -94,7 +95,7 @@ struct Scheduler::State {
   void accept_all();
   void expire();
   void continue_running();
-  void continue_one(RequestRecord& request);
+  void continue_one(RequestIndex index);
   std::int64_t num_tokens_left() const { return builder.num_tokens_left() - num_kept_tokens; }
   std::int64_t num_drafts_for(const RequestRecord& request, std::int64_t num_tokens) const;
   bool append_or_preempt(const RequestRecord& request, std::int64_t num_tokens);
@@ -135,6 +136,7 @@ struct Scheduler::State {
   bool start_before(const RequestRecord& next);
   Start start_by_force(RequestIndex index);
   Start start_over_lower_classes(RequestIndex index);
+  void begin_anew(RequestIndex index);  // without a sequence
   bool is_enough(const RequestRecord& request) const;
   std::int64_t num_missing(const RequestRecord& request, Turn turn, int pool) const;
   struct Choice {

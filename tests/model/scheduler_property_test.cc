@@ -35,7 +35,7 @@ TEST(SchedulerProperty, EqualTracesGiveEqualBatches) {
 
 TEST(SchedulerProperty, LongRunSeesEverything) {
   const char* text = std::getenv("QUIRE_MODEL_TRACES");
-  const int num_traces = text != nullptr ? std::atoi(text) : 400;
+  const int num_traces = text != nullptr ? std::atoi(text) : 1500;
   SchedulerStats total;
   std::int64_t num_hits = 0;
   for (int seed = 0; seed < num_traces; ++seed) {
