@@ -12,6 +12,7 @@
 #include "quire/dtype.h"
 #include "quire/engine.h"
 #include "quire/error.h"
+#include "quire/executor.h"
 #include "quire/export.h"
 #include "quire/kv_cache.h"
 #include "quire/kv_events.h"

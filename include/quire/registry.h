@@ -12,13 +12,21 @@
 #include <vector>
 
 #include "quire/backend.h"
+#include "quire/executor.h"
 #include "quire/export.h"
 
 namespace quire {
 
+// All but `isa` are of CPU backends only; results are the same bits for all of them.
 struct BackendOptions {
-  int num_threads = 0;  // 0: as many as the process may run on
+  int num_threads = 0;  // 0: as many as `cpus`, the executor has or the process may run on
   std::string isa;      // level of a CPU backend; empty: QUIRE_CPU_ISA, else the best
+  // Pins the threads that the backend starts, thread i to cpus[i % size]; thread 0 is whoever calls
+  // and stays where it is. Empty: the system moves them. Give two backends of one process CPUs of
+  // their own, and none waits for the other.
+  std::vector<int> cpus = {};
+  // Threads of the caller instead of own ones. Must outlive the backend.
+  Executor* executor = nullptr;
 };
 
 // Whether a backend can run on this machine, or every reason why not.

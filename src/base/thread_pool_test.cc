@@ -2,6 +2,7 @@
 #include "base/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/resource.h>
 
 #include <chrono>
@@ -73,6 +74,39 @@ TEST(ThreadPool, CallersTakeTurns) {
   other.join();
   EXPECT_EQ(total, 800);
   EXPECT_FALSE(overlapped);
+}
+
+// The caller does not wait for threads that have nothing to do.
+TEST(ThreadPool, ManyShortRuns) {
+  ThreadPool pool(8);
+  std::atomic<std::int64_t> sum{0};
+  for (std::int64_t round = 0; round < 2000; ++round) {
+    pool.run(2 + round % 9, [&](std::int64_t item, int) noexcept { sum += item; });
+  }
+  std::int64_t want = 0;
+  for (std::int64_t round = 0; round < 2000; ++round) {
+    want += (2 + round % 9) * (1 + round % 9) / 2;
+  }
+  EXPECT_EQ(sum, want);
+}
+
+TEST(ThreadPool, PinsItsThreads) {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+  int cpu = 0;
+  while (!CPU_ISSET(static_cast<std::size_t>(cpu), &allowed)) ++cpu;
+  const int cpus[] = {cpu};
+  ThreadPool pool(4, cpus);
+  std::atomic<int> elsewhere{0};
+  for (int round = 0; round < 50; ++round) {
+    pool.run(16, [&](std::int64_t, int thread) noexcept {
+      if (thread != 0 && sched_getcpu() != cpu) ++elsewhere;
+    });
+  }
+  EXPECT_EQ(elsewhere, 0);
+  const int none[] = {CPU_SETSIZE + 7};
+  EXPECT_THROW(ThreadPool(2, none), Error);
 }
 
 // In a process of its own, where threads have no memory for their stacks.

@@ -6,9 +6,12 @@
 #include <cstdlib>
 #include <limits>
 #include <new>
+#include <span>
+#include <thread>
 
 #include "backends/cpu/attend_call.h"
 #include "backends/cpu/merge_partials.h"
+#include "backends/cpu/work_order.h"
 #include "backends/host_backend.h"
 #include "base/check.h"
 #include "base/cpu_features.h"
@@ -102,12 +105,20 @@ PlanParams plan_params() {
   params.row_tile = kRowTile;
   params.key_tile = kChunk;
   params.item_rows = kItemRows;
+  // Reading a key in bf16 takes as long as the arithmetic of some 13 rows with AVX-512.
+  params.rows_per_key_read = 13;
+  // A split of 512 keys of 8 heads reads 2 MB and leaves 18 KB of partial results: writing and
+  // reading them again costs as much as some 8 keys, and every kv head is merged by a thread of its
+  // own. 32768 keys give 64 splits, four for each of 16 cores; fewer keys than 512 stop the stream
+  // of reads too often, and short sequences are cut by kv heads instead (work_order.h).
+  params.split.min_keys = 512;
+  params.split.merge_keys = 8;
   return params;
 }
 
 // What one prepared batch keeps in its workspace, in this order.
 struct WorkspaceLayout {
-  std::int64_t plan, pending, partials, scratch, total;
+  std::int64_t plan, order, done, partials, scratch, total;
 };
 
 WorkspaceLayout workspace_layout(const PlanSpec& plan, const AttentionSpec& spec,
@@ -122,7 +133,8 @@ WorkspaceLayout workspace_layout(const PlanSpec& plan, const AttentionSpec& spec
   constexpr auto kFloat = static_cast<std::int64_t>(sizeof(float));
   WorkspaceLayout layout{};
   layout.plan = take(plan_bytes(bounds.max_sequences));
-  layout.pending = take(limits.merges * static_cast<std::int64_t>(sizeof(std::atomic<int>)));
+  layout.order = take(order_bytes(bounds.max_sequences));
+  layout.done = take(limits.merges * static_cast<std::int64_t>(sizeof(std::atomic<int>)));
   layout.partials = take(limits.partial_rows * row_state_stride(spec.value_dim) * kFloat);
   layout.scratch = take(num_threads * scratch_floats(spec) * kFloat);
   layout.total = used;
@@ -138,7 +150,8 @@ class CpuPrepared final : public PreparedBatch {
     const WorkspaceLayout layout = workspace_layout(plan_spec, spec, bounds, num_threads);
     char* memory = static_cast<char*>(workspace.host);
     plan = view_plan(memory + layout.plan, bounds.max_sequences);
-    pending = reinterpret_cast<std::atomic<int>*>(memory + layout.pending);
+    order = view_order(memory + layout.order, bounds.max_sequences);
+    done = reinterpret_cast<std::atomic<int>*>(memory + layout.done);
     partials = {.data = reinterpret_cast<float*>(memory + layout.partials),
                 .value_dim = spec.value_dim,
                 .stride = row_state_stride(spec.value_dim)};
@@ -148,23 +161,39 @@ class CpuPrepared final : public PreparedBatch {
   Scratch scratch(int thread) const {
     return scratch_at(scratch_memory + thread * scratch_floats(spec()), spec());
   }
-  std::int64_t num_items() const { return plan.offsets[plan.num_sequences].items; }
   std::int64_t num_merges() const { return plan.offsets[plan.num_sequences].merges; }
 
   PlanSpec plan_spec;
   BatchPlan plan;
-  std::atomic<int>* pending = nullptr;  // [num_merges] splits not yet done
-  RowStates partials;                   // [partial_rows]
-  float* scratch_memory = nullptr;      // [num_threads, scratch_floats]
+  WorkOrder order;
+  std::atomic<int>* done = nullptr;  // [num_merges] parts of items that are done
+  RowStates partials;                // [partial_rows]
+  float* scratch_memory = nullptr;   // [num_threads, scratch_floats]
 };
 
 const CpuPrepared& self(const PreparedBatch& prepared) {
   return static_cast<const CpuPrepared&>(prepared);
 }
 
-// Joins the splits of one unit in their order, whoever finished last.
-void merge_unit(const AttendCall& call, const CpuPrepared& prepared, const Merge& merge,
+// Returns when `count` has reached `target`. Those who count are at work already and wait for
+// nobody, so it ends; after a while they may need this core to get there.
+void wait_for_count(const std::atomic<int>& count, std::int64_t target) noexcept {
+  constexpr int kSpins = 1000;
+  for (int i = 0; count.load(std::memory_order_acquire) != target; ++i) {
+    if (i >= kSpins) {
+      std::this_thread::yield();
+    } else {
+      spin_pause();
+    }
+  }
+}
+
+// Joins the splits of one unit and kv head in their order, once all are there.
+void merge_part(const AttendCall& call, const CpuPrepared& prepared, std::int64_t index,
                 const RowStates& total) noexcept {
+  const MergePart part = merge_part_at(prepared.plan_spec, prepared.plan, prepared.order, index);
+  const Merge& merge = part.merge;
+  wait_for_count(prepared.done[part.index], part.num_feeders);
   const std::int64_t num_rows = merge.rows.size();
   for (std::int64_t head = merge.kv_heads.begin; head < merge.kv_heads.end; ++head) {
     for (std::int64_t r = 0; r < num_rows; ++r) {
@@ -194,30 +223,40 @@ void finish_item(const AttendCall& call, const CpuPrepared& prepared, const Work
       std::copy_n(states.data, num_rows * states.stride, prepared.partials.o(row));
     }
   }
-  // The last of the splits merges them: its decrement sees the writes of all others.
-  if (item.num_splits > 1 &&
-      prepared.pending[item.merge].fetch_sub(1, std::memory_order_acq_rel) == 1) {
-    merge_unit(call, prepared, merge_at(prepared.plan_spec, prepared.plan, item.merge),
-               scratch.states);
-  }
+  if (item.num_splits > 1) prepared.done[item.merge].fetch_add(1, std::memory_order_acq_rel);
 }
 
-// What one thread does: takes items until none is left, each before the last is finished, so that
-// its first keys can be fetched meanwhile.
-void attend_items(const AttendCall& call, const CpuPrepared& prepared, AttendItem attend_item,
+// What one thread does: takes parts of items until none is left, then merges. While there are
+// plenty, it takes the next before it begins one, to fetch its first keys meanwhile; the last ones
+// are left for whoever is free.
+void attend_parts(const AttendCall& call, const CpuPrepared& prepared, AttendItem attend_item,
                   std::atomic<std::int64_t>& counter, const Scratch& scratch) noexcept {
-  const std::int64_t num_items = prepared.num_items();
-  std::int64_t index = counter.fetch_add(1, std::memory_order_relaxed);
-  if (index >= num_items) return;
-  WorkItem item = item_at(prepared.plan_spec, prepared.plan, index);
-  for (;;) {
-    index = counter.fetch_add(1, std::memory_order_relaxed);
-    const bool has_next = index < num_items;
-    const WorkItem next = has_next ? item_at(prepared.plan_spec, prepared.plan, index) : WorkItem{};
-    attend_item(call, item, has_next ? &next : nullptr, scratch);
+  const WorkOrder& order = prepared.order;
+  const auto take = [&counter] { return counter.fetch_add(1, std::memory_order_relaxed); };
+  const auto item_at = [&](std::int64_t index) {
+    return index < order.num_parts ? item_part_at(prepared.plan_spec, prepared.plan, order, index)
+                                   : WorkItem{};
+  };
+  std::int64_t index = take();
+  WorkItem item = item_at(index);
+  while (index < order.num_parts) {
+    const bool plenty =
+        counter.load(std::memory_order_relaxed) + order.num_threads < order.num_parts;
+    std::int64_t next_index = plenty ? take() : order.num_parts;
+    WorkItem next = item_at(next_index);
+    if (item.kv_heads.size() > 0) {
+      attend_item(call, item, next.kv_heads.size() > 0 ? &next : nullptr, scratch);
+    }
     finish_item(call, prepared, item, scratch);
-    if (!has_next) return;
+    if (!plenty) {
+      next_index = take();
+      next = item_at(next_index);
+    }
+    index = next_index;
     item = next;
+  }
+  for (; index < order.num_parts + order.num_merges; index = take()) {
+    merge_part(call, prepared, index - order.num_parts, scratch.states);
   }
 }
 
@@ -235,7 +274,10 @@ void append_row(const TensorView& rows, const KvCacheView& cache, KvTensor tenso
 
 class CpuBackend final : public HostBackend {
  public:
-  CpuBackend(const Level& level, int num_threads) : level_(level), pool_(num_threads) {}
+  CpuBackend(const Level& level, int num_threads, std::span<const int> cpus)
+      : level_(level), pool_(num_threads, cpus) {}
+  CpuBackend(const Level& level, Executor& executor, int num_threads)
+      : level_(level), pool_(executor, num_threads) {}
 
   BackendInfo info() const override {
     return {.name = "cpu",
@@ -267,6 +309,7 @@ class CpuBackend final : public HostBackend {
   void do_prepare(PreparedBatch& prepared, Stream) override {
     auto& mine = static_cast<CpuPrepared&>(prepared);
     plan_batch(mine.plan_spec, prepared.batch(), mine.plan);
+    order_work(mine.plan_spec, mine.plan, pool_.num_threads(), mine.order);
   }
 
   void do_append(const PreparedBatch& prepared, const NewKv& new_kv, const KvCacheView& cache,
@@ -296,14 +339,11 @@ class CpuBackend final : public HostBackend {
                           .cache = source.cache,
                           .output = output,
                           .batch = prepared.batch()};
-    for (std::int64_t i = 0; i < mine.num_merges(); ++i) {
-      const Merge merge = merge_at(mine.plan_spec, mine.plan, i);
-      new (&mine.pending[i]) std::atomic<int>(static_cast<int>(merge.num_splits));
-    }
-    std::atomic<std::int64_t> next_item{0};
-    const std::int64_t num_workers = std::min<std::int64_t>(pool_.num_threads(), mine.num_items());
+    for (std::int64_t i = 0; i < mine.num_merges(); ++i) new (&mine.done[i]) std::atomic<int>(0);
+    alignas(64) std::atomic<std::int64_t> next_part{0};
+    const std::int64_t num_workers = std::min(mine.order.num_threads, mine.order.num_parts);
     pool_.run(num_workers, [&](std::int64_t, int thread) noexcept {
-      attend_items(call, mine, level_.attend_item, next_item, mine.scratch(thread));
+      attend_parts(call, mine, level_.attend_item, next_part, mine.scratch(thread));
     });
   }
 
@@ -327,9 +367,20 @@ class CpuBackend final : public HostBackend {
 
 std::unique_ptr<AttentionBackend> make_cpu_backend(const BackendOptions& options) {
   const cpu::Level& level = cpu::choose_level(options.isa);
-  const int num_threads =
-      options.num_threads > 0 ? options.num_threads : detect_cpu_features().num_cpus;
-  return std::make_unique<cpu::CpuBackend>(level, num_threads);
+  require(options.num_threads >= 0, "num_threads must not be negative, got ", options.num_threads);
+  if (options.executor != nullptr) {
+    require(options.cpus.empty(),
+            "cpus: an executor brings its own threads, which stay as they are");
+    const int has = options.executor->num_threads();
+    require(has >= 1, "executor: num_threads() must be at least 1, got ", has);
+    const int num_threads = options.num_threads > 0 ? std::min(options.num_threads, has) : has;
+    return std::make_unique<cpu::CpuBackend>(level, *options.executor, num_threads);
+  }
+  int num_threads = options.num_threads;
+  if (num_threads == 0 && !options.cpus.empty())
+    num_threads = static_cast<int>(options.cpus.size());
+  if (num_threads == 0) num_threads = detect_cpu_features().num_cpus;
+  return std::make_unique<cpu::CpuBackend>(level, num_threads, options.cpus);
 }
 
 std::vector<std::string> cpu_isa_levels() {

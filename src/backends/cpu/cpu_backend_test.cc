@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the CPU backend promises whatever the threads are: equal bits, threads of the caller, and
+// two backends that do not disturb each other. At every level of this machine.
+#include "backends/cpu/cpu_backend.h"
+
+#include <gtest/gtest.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "conformance/arrangement.h"
+#include "conformance/case_builder.h"
+#include "conformance/compare.h"
+#include "conformance/loaded_batch.h"
+#include "conformance/problem.h"
+#include "conformance/random.h"
+#include "quire/error.h"
+
+namespace quire {
+namespace {
+
+using conformance::Arrangement;
+using conformance::ArrangeOptions;
+using conformance::Case;
+using conformance::CaseBuilder;
+using conformance::OutputData;
+using conformance::Problem;
+using conformance::Random;
+
+std::unique_ptr<AttentionBackend> make_level(const std::string& level, int num_threads) {
+  BackendOptions options;
+  options.isa = level;
+  options.num_threads = num_threads;
+  return make_cpu_backend(options);
+}
+
+OutputData run(AttentionBackend& backend, const Problem& problem, const ArrangeOptions& options) {
+  const Arrangement arrangement = conformance::arrange(problem, options);
+  conformance::LoadOptions load;
+  load.spec = conformance::spec_for(backend, problem);
+  conformance::LoadedBatch batch(backend, problem, arrangement, load);
+  batch.run();
+  return batch.output();
+}
+
+// Decodes with and without splits, chunks of prompts, and one sequence that sees nothing new.
+Problem mixed_problem(conformance::CacheStyle cache) {
+  std::vector<Case> cases;
+  CaseBuilder("threads/mixed", conformance::Suite::kSmoke,
+              {{1, 5000}, {1, 1}, {17, 1300}, {1, 1025}, {130, 200}, {1, 64}, {4, 2100}, {1, 700}})
+      .cache(cache)
+      .add_to(cases);
+  return conformance::make_problem(cases.front());
+}
+
+// Some of the sequences in any order.
+std::vector<std::int64_t> draw_batch(Random& random, std::int64_t num_sequences) {
+  std::vector<std::int64_t> all;
+  for (std::int64_t s = 0; s < num_sequences; ++s) all.push_back(s);
+  for (std::size_t i = all.size() - 1; i > 0; --i) {
+    std::swap(all[i], all[static_cast<std::size_t>(random.below(std::ssize(all)))]);
+  }
+  all.resize(static_cast<std::size_t>(1 + random.below(num_sequences)));
+  return all;
+}
+
+TEST(CpuBackend, BitsDependOnNothingButTheSequence) {
+  for (const std::string& level : cpu_isa_levels()) {
+    for (const auto cache :
+         {conformance::CacheStyle::kPreferred, conformance::CacheStyle::kSeparate}) {
+      const Problem problem = mixed_problem(cache);
+      const ArrangeOptions as_is = conformance::options_of(problem);
+      const OutputData want = run(*make_level(level, 1), problem, as_is);
+      Random random(7);
+      for (int round = 0; round < 20; ++round) {
+        ArrangeOptions other = as_is;
+        other.order = draw_batch(random, std::ssize(problem.sequences));
+        other.seed = random.next();
+        other.padding_rows = random.below(3);
+        const int num_threads = 1 + round % 8;
+        const auto backend = make_level(level, num_threads);
+        const auto found =
+            conformance::compare_bits(problem, other.order, want, run(*backend, problem, other));
+        ASSERT_FALSE(found) << level << ", " << num_threads << " threads: " << *found;
+      }
+      for (std::int64_t s = 0; s < std::ssize(problem.sequences); ++s) {
+        ArrangeOptions alone = as_is;
+        alone.order = {s};
+        alone.seed = random.next();
+        const auto backend = make_level(level, static_cast<int>(1 + s % 8));
+        const auto found =
+            conformance::compare_bits(problem, alone.order, want, run(*backend, problem, alone));
+        ASSERT_FALSE(found) << level << ", alone: " << *found;
+      }
+    }
+  }
+}
+
+// Tasks one after the other, the last first: the hardest order for whoever waits for another.
+class BackwardExecutor final : public Executor {
+ public:
+  int num_threads() const noexcept override { return 5; }
+  void run(int num_tasks, void (*task)(void* context, int index) noexcept,
+           void* context) noexcept override {
+    for (int i = num_tasks - 1; i >= 0; --i) task(context, i);
+    num_runs += 1;
+    most_tasks = std::max(most_tasks, num_tasks);
+  }
+  int num_runs = 0;
+  int most_tasks = 0;
+};
+
+class ThreadExecutor final : public Executor {
+ public:
+  int num_threads() const noexcept override { return 3; }
+  void run(int num_tasks, void (*task)(void* context, int index) noexcept,
+           void* context) noexcept override {
+    std::vector<std::thread> threads;
+    for (int i = 1; i < num_tasks; ++i) threads.emplace_back([=] { task(context, i); });
+    task(context, 0);
+    for (std::thread& thread : threads) thread.join();
+  }
+};
+
+TEST(CpuBackend, RunsOnThreadsOfTheCaller) {
+  const Problem problem = mixed_problem(conformance::CacheStyle::kPreferred);
+  const ArrangeOptions as_is = conformance::options_of(problem);
+  const OutputData want = run(*make_level("", 2), problem, as_is);
+
+  BackwardExecutor backward;
+  ThreadExecutor threads;
+  for (Executor* executor : {static_cast<Executor*>(&backward), static_cast<Executor*>(&threads)}) {
+    BackendOptions options;
+    options.executor = executor;
+    const auto backend = make_cpu_backend(options);
+    const auto found =
+        conformance::compare_bits(problem, as_is.order, want, run(*backend, problem, as_is));
+    EXPECT_FALSE(found) << *found;
+  }
+  EXPECT_GT(backward.num_runs, 0);
+  EXPECT_EQ(backward.most_tasks, 5);
+}
+
+TEST(CpuBackend, AnExecutorIsHeldToItsPromises) {
+  struct Empty final : Executor {
+    int num_threads() const noexcept override { return 0; }
+    void run(int, void (*)(void*, int) noexcept, void*) noexcept override {}
+  } empty;
+  BackendOptions options;
+  options.executor = &empty;
+  EXPECT_THROW(make_cpu_backend(options), Error);
+  BackwardExecutor backward;
+  options.executor = &backward;
+  options.cpus = {0};
+  EXPECT_THROW(make_cpu_backend(options), Error);  // its threads are not ours to pin
+}
+
+int first_cpu() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  sched_getaffinity(0, sizeof(set), &set);
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(static_cast<std::size_t>(cpu), &set)) return cpu;
+  }
+  return -1;
+}
+
+TEST(CpuBackend, PinsItsThreadsAndNotTheCaller) {
+  cpu_set_t before;
+  cpu_set_t after;
+  sched_getaffinity(0, sizeof(before), &before);
+  BackendOptions options;
+  options.num_threads = 3;
+  options.cpus = {first_cpu()};
+  const Problem problem = mixed_problem(conformance::CacheStyle::kPreferred);
+  const ArrangeOptions as_is = conformance::options_of(problem);
+  const auto found =
+      conformance::compare_bits(problem, as_is.order, run(*make_level("", 1), problem, as_is),
+                                run(*make_cpu_backend(options), problem, as_is));
+  EXPECT_FALSE(found) << *found;
+  sched_getaffinity(0, sizeof(after), &after);
+  EXPECT_TRUE(CPU_EQUAL(&before, &after));
+
+  options.cpus = {CPU_SETSIZE + 1};
+  try {
+    make_cpu_backend(options);
+    FAIL() << "a CPU that is not there was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_NE(std::string(error.what()).find(std::to_string(CPU_SETSIZE + 1)), std::string::npos);
+  }
+}
+
+// Both finish, with the right bits, while the other one's threads spin and wait.
+TEST(CpuBackend, TwoInOneProcess) {
+  const Problem problem = mixed_problem(conformance::CacheStyle::kPreferred);
+  const ArrangeOptions as_is = conformance::options_of(problem);
+  const OutputData want = run(*make_level("", 1), problem, as_is);
+  std::atomic<int> num_equal{0};
+  const auto work = [&] {
+    const auto backend = make_level("", 4);
+    for (int round = 0; round < 5; ++round) {
+      const OutputData got = run(*backend, problem, as_is);
+      if (!conformance::compare_bits(problem, as_is.order, want, got)) ++num_equal;
+    }
+  };
+  std::thread other(work);
+  work();
+  other.join();
+  EXPECT_EQ(num_equal, 10);
+}
+
+// One backend, two callers: calls take turns.
+TEST(CpuBackend, TwoCallersOfOneBackend) {
+  const Problem problem = mixed_problem(conformance::CacheStyle::kPreferred);
+  const ArrangeOptions as_is = conformance::options_of(problem);
+  const auto backend = make_level("", 3);
+  const OutputData want = run(*backend, problem, as_is);
+  std::atomic<int> num_equal{0};
+  const auto work = [&] {
+    for (int round = 0; round < 3; ++round) {
+      const OutputData got = run(*backend, problem, as_is);
+      if (!conformance::compare_bits(problem, as_is.order, want, got)) ++num_equal;
+    }
+  };
+  std::thread other(work);
+  work();
+  other.join();
+  EXPECT_EQ(num_equal, 6);
+}
+
+}  // namespace
+}  // namespace quire

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// In which order threads take the work of a planned batch, and how finely they cut it.
+//
+// The plan says what is computed together and where the keys are split, from each sequence alone:
+// that decides the bits. This decides the rest, from the whole batch and the number of threads:
+//   - Sequences with the costliest items come first, so that short work fills up the end.
+//   - Where there are too few items for all threads, the kv heads of each are cut into parts. The
+//     bits of a head do not depend on the heads beside it.
+//   - Merging the splits of a unit is work too, one part for each kv head, after all items.
+//
+// Everything lies in memory of the caller; nothing allocates or throws.
+#pragma once
+
+#include <cstdint>
+
+#include "plan/plan.h"
+
+namespace quire::cpu {
+
+struct WorkOffsets {
+  std::int64_t parts = 0;
+  std::int64_t merges = 0;
+};
+
+struct WorkOrder {
+  std::int64_t num_parts = 0;
+  std::int64_t num_merges = 0;
+  std::int64_t num_sequences = 0;
+  std::int64_t max_cut = 1;           // parts of an item, at most
+  std::int64_t num_threads = 1;       // more would cost more than they bring
+  std::int32_t* sequences = nullptr;  // [num_sequences] costliest items first
+  WorkOffsets* offsets = nullptr;     // [num_sequences + 1] of all sequences before, in this order
+  std::uint8_t* costs = nullptr;      // [num_sequences], of order_work
+};
+
+// Bytes of an order of up to max_sequences, and the order in them. REQUIRES: 8-byte alignment.
+std::int64_t order_bytes(std::int64_t max_sequences);
+WorkOrder view_order(void* memory, std::int64_t max_sequences);
+
+void order_work(const PlanSpec& spec, const BatchPlan& plan, int num_threads,
+                WorkOrder& order) noexcept;
+
+// An item with some of its kv heads, or none. REQUIRES: 0 <= index < num_parts.
+WorkItem item_part_at(const PlanSpec& spec, const BatchPlan& plan, const WorkOrder& order,
+                      std::int64_t index) noexcept;
+
+// One kv head, or none, of a unit whose splits are merged.
+struct MergePart {
+  Merge merge;
+  std::int64_t index = 0;        // of the merge in the plan
+  std::int64_t num_feeders = 0;  // parts of items that must have been done
+};
+// REQUIRES: 0 <= index < num_merges.
+MergePart merge_part_at(const PlanSpec& spec, const BatchPlan& plan, const WorkOrder& order,
+                        std::int64_t index) noexcept;
+
+}  // namespace quire::cpu

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every item and every merge is taken once, head by head, whatever the batch and the threads.
+#include "backends/cpu/work_order.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "conformance/random.h"
+#include "quire/attention_spec.h"
+
+namespace quire::cpu {
+namespace {
+
+using conformance::Random;
+using Lengths = std::vector<std::pair<std::int32_t, std::int32_t>>;  // q_len, kv_len
+
+PlanSpec make_spec(int num_q_heads, int num_kv_heads) {
+  AttentionSpec spec;
+  spec.num_q_heads = num_q_heads;
+  spec.num_kv_heads = num_kv_heads;
+  spec.head_dim = 128;
+  spec.value_dim = 128;
+  PlanParams params;
+  params.kv_heads_per_item = 1000;
+  params.row_tile = 96;
+  params.item_rows = 96;
+  params.rows_per_key_read = 13;
+  params.split.merge_keys = 8;
+  return make_plan_spec(spec, params);
+}
+
+struct Ordered {
+  Ordered(const PlanSpec& spec_, const Lengths& lengths, int num_threads) : spec(spec_) {
+    std::vector<std::int32_t> offsets = {0};
+    std::vector<std::int32_t> kv_lens;
+    for (const auto& [q_len, kv_len] : lengths) {
+      offsets.push_back(offsets.back() + q_len);
+      kv_lens.push_back(kv_len);
+    }
+    const std::int64_t n = std::ssize(lengths);
+    plan_memory.resize(static_cast<std::size_t>(plan_bytes(n)) / 8 + 1);
+    order_memory.resize(static_cast<std::size_t>(order_bytes(n)) / 8 + 1);
+    plan = view_plan(plan_memory.data(), n);
+    order = view_order(order_memory.data(), n);
+    BatchView batch;
+    batch.queries = QueryRanges::packed(offsets);
+    batch.kv.lens = kv_lens;
+    plan_batch(spec, batch, plan);
+    order_work(spec, plan, num_threads, order);
+  }
+
+  PlanSpec spec;
+  std::vector<std::int64_t> plan_memory;
+  std::vector<std::int64_t> order_memory;
+  BatchPlan plan;
+  WorkOrder order;
+};
+
+// How often each (sequence, first row, split, kv head) comes, for items and for merges.
+using Visits = std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>, int>;
+
+template <class Whole>
+void visit(Visits& visits, const Whole& whole, std::int64_t split) {
+  for (std::int64_t head = whole.kv_heads.begin; head < whole.kv_heads.end; ++head) {
+    ++visits[{whole.sequence, whole.rows.begin, split, head}];
+  }
+}
+
+void expect_complete(const Ordered& x) {
+  Visits want;
+  Visits got;
+  std::map<std::int64_t, std::int64_t> feeders;
+  const PlanOffsets totals = x.plan.offsets[x.plan.num_sequences];
+  for (std::int64_t i = 0; i < totals.items; ++i) {
+    const WorkItem item = item_at(x.spec, x.plan, i);
+    visit(want, item, item.split);
+  }
+  for (std::int64_t i = 0; i < x.order.num_parts; ++i) {
+    const WorkItem part = item_part_at(x.spec, x.plan, x.order, i);
+    visit(got, part, part.split);
+    if (part.num_splits > 1) ++feeders[part.merge];
+  }
+  EXPECT_EQ(got, want);
+
+  Visits want_merges;
+  Visits got_merges;
+  for (std::int64_t i = 0; i < totals.merges; ++i) {
+    visit(want_merges, merge_at(x.spec, x.plan, i), 0);
+  }
+  for (std::int64_t i = 0; i < x.order.num_merges; ++i) {
+    const MergePart part = merge_part_at(x.spec, x.plan, x.order, i);
+    visit(got_merges, part.merge, 0);
+    EXPECT_LE(part.merge.kv_heads.size(), 1);
+    EXPECT_EQ(part.num_feeders, feeders[part.index]);
+  }
+  EXPECT_EQ(got_merges, want_merges);
+}
+
+TEST(WorkOrder, RandomBatchesAreComplete) {
+  Random random(1);
+  const std::pair<int, int> heads[] = {{32, 8}, {8, 8}, {6, 3}, {64, 1}, {40, 5}, {256, 128}};
+  for (int round = 0; round < 60; ++round) {
+    const auto& [num_q, num_kv] = heads[random.below(6)];
+    Lengths lengths;
+    for (std::int64_t n = random.below(12); n >= 0; --n) {
+      const std::int64_t q_len = random.below(4) == 0 ? random.below(200) : 1;
+      lengths.emplace_back(q_len, q_len + random.below(random.below(3) == 0 ? 20000 : 600));
+    }
+    expect_complete(
+        Ordered(make_spec(num_q, num_kv), lengths, static_cast<int>(1 + random.below(40))));
+  }
+}
+
+TEST(WorkOrder, FewItemsAreCutByHeads) {
+  const PlanSpec spec = make_spec(32, 8);
+  EXPECT_EQ(Ordered(spec, {{1, 1024}}, 1).order.num_parts, 1);
+  EXPECT_EQ(Ordered(spec, {{1, 1024}}, 2).order.num_parts, 4);
+  EXPECT_EQ(Ordered(spec, {{1, 1024}}, 16).order.num_parts, 8);
+  // 64 splits are enough for 16 threads.
+  const Ordered long_one(spec, {{1, 32768}}, 16);
+  EXPECT_EQ(long_one.order.num_parts, 64);
+  EXPECT_EQ(long_one.order.num_merges, 8);
+}
+
+TEST(WorkOrder, TinyWorkStaysOnOneThread) {
+  const Ordered tiny(make_spec(8, 2), {{1, 3}, {0, 0}, {1, 9}}, 64);
+  EXPECT_EQ(tiny.order.num_threads, 1);
+  EXPECT_EQ(tiny.order.num_parts, 2);
+  const Ordered nothing(make_spec(8, 2), {{0, 0}}, 64);
+  EXPECT_EQ(nothing.order.num_parts, 0);
+  EXPECT_EQ(Ordered(make_spec(8, 2), {}, 64).order.num_parts, 0);
+}
+
+TEST(WorkOrder, CostlyItemsComeFirst) {
+  const Ordered x(make_spec(32, 8), {{1, 100}, {1, 1000}, {1, 90}, {512, 4096}, {1, 1000}}, 1);
+  const std::vector<std::int32_t> order(x.order.sequences, x.order.sequences + 5);
+  EXPECT_EQ(order, (std::vector<std::int32_t>{3, 1, 4, 0, 2}));
+}
+
+}  // namespace
+}  // namespace quire::cpu
