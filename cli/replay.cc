@@ -6,16 +6,20 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "cli/command.h"
+#include "cli/output_file.h"
 #include "cli/progress.h"
 #include "cli/replay_options.h"
 #include "cli/replay_report.h"
 #include "quire/registry.h"
 #include "replay/cache_plan.h"
+#include "replay/chrome_trace.h"
 #include "replay/compute_runner.h"
+#include "replay/html_report.h"
 #include "replay/replay.h"
 #include "replay/step_runner.h"
 #include "replay/trace_reader.h"
@@ -129,11 +133,30 @@ int run_replay(ReplayCommand options) {
   if (options.replay.validate_interval < 0) {
     options.replay.validate_interval = default_validate_interval(machine.plan);
   }
+  std::optional<OutputFile> html;
+  if (!options.html.empty()) html.emplace(options.html);
+  std::optional<OutputFile> chrome;
+  std::optional<replay::ChromeTraceWriter> events;
+  if (!options.chrome_trace.empty()) {
+    chrome.emplace(options.chrome_trace);
+    options.replay.observer = &events.emplace(chrome->stream());
+  }
   ReplayReport report;
   {
     ReplayBar bar(workload.size());
     options.replay.progress = [&](const replay::ReplayProgress& state) { bar.update(state); };
     report = replay::replay(workload, *machine.runner, options.replay);
+  }
+  if (html) {
+    html->stream() << replay::html_report(report, html_context(options, machine.plan));
+    html->commit();
+  }
+  if (chrome) {
+    events->finish();
+    chrome->commit();
+    if (events->is_truncated()) {
+      fmt::print(stderr, "quire replay: {} holds only the first steps\n", options.chrome_trace);
+    }
   }
   if (options.json) {
     fmt::print("{}\n", report_json(options, machine.plan, report).dump(2));

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 namespace quire::cli {
 namespace {
@@ -158,6 +159,35 @@ Json report_json(const ReplayCommand& options, const CachePlan& plan, const Repl
           {"running", to_json(report.running)},
           {"waiting", to_json(report.waiting)},
           {"blocks_in_use", to_json(report.in_use)}};
+}
+
+replay::HtmlContext html_context(const ReplayCommand& options, const CachePlan& plan) {
+  const SchedulerOptions& scheduler = options.scheduler;
+  replay::HtmlContext context{.title = "quire replay: " + options.trace,
+                              .is_computed = !options.memory_only,
+                              .settings = {}};
+  const auto add = [&](const char* name, std::string value) {
+    context.settings.emplace_back(name, std::move(value));
+  };
+  add("Trace", fmt::format("{}, lengths divided by {}, {} times as fast{}", options.trace,
+                           options.workload.scale, options.workload.time_scale,
+                           options.replay.serial ? ", one request after another" : ""));
+  add("Cache", fmt::format("{} blocks of {} tokens, {}; watermark {} blocks, {} on the host",
+                           plan.num_blocks, plan.block_size, bytes_text(plan.size_bytes()),
+                           plan.watermark_blocks, plan.num_host_blocks));
+  add("Scheduler",
+      fmt::format("{} tokens and {} requests in a step, {} priorities, a class every {} steps",
+                  scheduler.max_tokens, scheduler.max_sequences, options.workload.num_priorities,
+                  scheduler.aging_steps));
+  add("Model", fmt::format("{} layers, {} query and {} kv heads of {}, {}{}", options.num_layers,
+                           options.num_q_heads, options.num_kv_heads, options.head_dim,
+                           dtype_name(options.dtype),
+                           options.memory_only ? "; not computed" : ", on " + options.backend));
+  add("Clock of the trace",
+      fmt::format("{:g} ms a step, {:g} us a token, {:g} ns a key; seed {}",
+                  1e3 * options.replay.cost.step_s, 1e6 * options.replay.cost.token_s,
+                  1e9 * options.replay.cost.key_s, options.workload.seed));
+  return context;
 }
 
 }  // namespace quire::cli

@@ -6,6 +6,7 @@
 
 #include "cli/replay_options.h"
 #include "replay/cache_plan.h"
+#include "replay/html_report.h"
 #include "replay/replay.h"
 
 namespace quire::cli {
@@ -14,5 +15,8 @@ void print_report(const ReplayCommand& options, const replay::CachePlan& plan,
                   const replay::ReplayReport& report);
 nlohmann::ordered_json report_json(const ReplayCommand& options, const replay::CachePlan& plan,
                                    const replay::ReplayReport& report);
+
+// What the page says of the options.
+replay::HtmlContext html_context(const ReplayCommand& options, const replay::CachePlan& plan);
 
 }  // namespace quire::cli

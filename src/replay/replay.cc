@@ -266,6 +266,7 @@ void ReplayLoop::end(RequestId id) {
   total_s_.push_back(now_r_ - request.arrival_r);
   report_.ttft_histogram.add(ttft_s_.back());
   report_.queue_histogram.add(queue_s_.back());
+  report_.total_histogram.add(total_s_.back());
   if (request.num_made > 1) {
     const auto num_gaps = static_cast<double>(request.num_made - 1);
     token_s_.push_back((now_r_ - request.first_r) / num_gaps);

@@ -31,7 +31,7 @@ struct Bucket {
 
 class TimeSeries {
  public:
-  explicit TimeSeries(std::size_t max_buckets = 480) : max_buckets_(max_buckets) {}
+  explicit TimeSeries(std::size_t max_buckets = 240) : max_buckets_(max_buckets) {}
 
   // What happened in a step that began at `time_s`. Times do not fall.
   void add(double time_s, const Bucket& step);
