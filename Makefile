@@ -4,8 +4,11 @@
 .DEFAULT_GOAL := help
 PRESET ?= release
 
-# What `make run` gives to the command unless ARGS says otherwise; SHORT=1 chooses the short form.
-RUN_ARGS := $(if $(SHORT),check --suite smoke,check)
+# The workload of `make run`: chatty conversations on a cache that is too small for them. SHORT=1
+# chooses the short form.
+RUN_REQUESTS := $(if $(SHORT),800 --duration 240,2000 --duration 600)
+RUN_TRACE := --seed 7 --requests $(RUN_REQUESTS) --mean-turns 3 --turn-gap 0:5,50:30,100:200
+RUN_REPLAY := --cache-bytes 24MiB --host-blocks 512 --share-tails --priorities 3
 
 .PHONY: help
 help: ## Show this list
@@ -17,9 +20,20 @@ build: ## Build the library and the command (build/release/quire; PRESET= for an
 	@tools/build.sh $(PRESET) quire quire_cli
 
 .PHONY: run
-run: ## Build and run the command (SHORT=1 for the short form, ARGS= for others)
+run: ## Replay a made-up trace with attention, report in build/run/report.html (SHORT=1, ARGS=)
 	@$(MAKE) --no-print-directory build
-	build/$(PRESET)/quire $(or $(ARGS),$(RUN_ARGS))
+	@mkdir -p build/run
+ifdef ARGS
+	build/$(PRESET)/quire $(ARGS)
+else
+	build/$(PRESET)/quire trace $(RUN_TRACE) -o build/run/trace.jsonl
+	build/$(PRESET)/quire replay build/run/trace.jsonl $(RUN_REPLAY) --html build/run/report.html
+endif
+
+.PHONY: check
+check: ## Run the conformance suite on every backend of this machine (SHORT=1 for its smoke cases)
+	@$(MAKE) --no-print-directory build
+	build/$(PRESET)/quire check $(if $(SHORT),--suite smoke)
 
 .PHONY: test
 test: ## Every test this machine can run; JOBS="format release ..." for some of them

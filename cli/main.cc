@@ -19,6 +19,8 @@ int main(int argc, char** argv) {
       "  quire check                                is every backend right here?\n"
       "  quire check --backend cpu --filter 'decode/*' --json\n"
       "  quire bench --quick                        how fast, against what the machine can do?\n"
+      "  quire trace -o trace.jsonl                 a request trace\n"
+      "  quire replay trace.jsonl --html r.html     through scheduler, cache and attention\n"
       "Environment: QUIRE_BACKEND and QUIRE_CPU_ISA name the backend and its level.");
   Action action;
   add_info(app, action);

@@ -43,7 +43,8 @@ CachePlan plan_cache(const ReplayCommand& options, const Workload& workload,
                  .block_bytes = block_bytes,
                  .num_blocks = options.cache_blocks,
                  .num_host_blocks = options.host_blocks,
-                 .watermark_blocks = std::max<std::int64_t>(options.watermark_blocks, 0)};
+                 .watermark_blocks = std::max<std::int64_t>(options.watermark_blocks, 0),
+                 .share_tails = options.share_tails};
   const bool is_given = options.cache_blocks > 0 || options.cache_bytes > 0;
   if (options.cache_bytes > 0) {
     plan.num_blocks = replay::blocks_in(options.cache_bytes, plan.block_bytes);
@@ -150,6 +151,7 @@ int run_replay(ReplayCommand options) {
   if (html) {
     html->stream() << replay::html_report(report, html_context(options, machine.plan));
     html->commit();
+    fmt::print(stderr, "quire replay: the report is {}\n", options.html);
   }
   if (chrome) {
     events->finish();

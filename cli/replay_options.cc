@@ -56,8 +56,12 @@ void add_cache(CLI::App& command, ReplayCommand& options) {
       ->group(group);
   command
       .add_option("--watermark", options.watermark_blocks,
-                  "Blocks that admission leaves; default 1 % of a cache whose size is given")
+                  "Blocks that admission leaves; default 1 % if a size is given")
       ->check(CLI::Range(std::int64_t{0}, kMaxCount))
+      ->group(group);
+  command
+      .add_flag("--share-tails", options.share_tails,
+                "Partly filled last blocks are found too, and copied")
       ->group(group);
 }
 

@@ -29,6 +29,7 @@ struct ReplayCommand {
   std::int64_t cache_bytes = 0;
   std::int64_t host_blocks = 0;
   std::int64_t watermark_blocks = -1;
+  bool share_tails = false;
 
   SchedulerOptions scheduler;
   Policy policy = Policy::kRank;

@@ -70,7 +70,7 @@ void print_cache(const CachePlan& plan, const ReplayReport& report) {
   fmt::print("preemptions   {}: {} by recomputation, {} of a tail, {} by swap; {} tokens lost\n",
              scheduler.num_preemptions(), scheduler.num_recomputes, scheduler.num_partial_releases,
              scheduler.num_swaps, scheduler.num_lost_tokens);
-  fmt::print("copies        {} on write, {} to the host, {} back\n", blocks.num_copies,
+  fmt::print("copies        {} on write, {} to the host, {} back (blocks)\n", blocks.num_copies,
              blocks.num_swapped_out, blocks.num_swapped_in);
 }
 
@@ -125,7 +125,7 @@ Json report_json(const ReplayCommand& options, const CachePlan& plan, const Repl
           {"ideal_hit_blocks", report.ideal_hit_blocks},
           {"preemptions", scheduler.num_preemptions()},
           {"evictions", blocks.num_evictions},
-          {"copies", blocks.num_copies},
+          {"copies", blocks.num_copies + blocks.num_swapped_out + blocks.num_swapped_in},
           {"violations", report.violations},
           {"verified_rows", report.verification.num_rows},
           {"max_error", report.verification.max_error},
@@ -147,6 +147,7 @@ Json report_json(const ReplayCommand& options, const CachePlan& plan, const Repl
            {{"recompute", scheduler.num_recomputes},
             {"partial", scheduler.num_partial_releases},
             {"swap", scheduler.num_swaps}}},
+          {"copied_on_write_blocks", blocks.num_copies},
           {"swapped_out_blocks", blocks.num_swapped_out},
           {"swapped_in_blocks", blocks.num_swapped_in},
           {"ttft_s", to_json(report.ttft_s)},

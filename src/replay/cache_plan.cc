@@ -47,7 +47,8 @@ BlockManagerOptions manager_options(const CachePlan& plan) {
           .pools = {{.num_blocks = plan.num_blocks + 1,
                      .num_host_blocks = plan.num_host_blocks == 0 ? 0 : plan.num_host_blocks + 1,
                      .watermark_blocks = plan.watermark_blocks}},
-          .groups = {LayerGroup{}}};
+          .groups = {LayerGroup{}},
+          .share_tails = plan.share_tails};
 }
 
 }  // namespace quire::replay

@@ -38,15 +38,13 @@ void ChromeTraceWriter::on_step(const StepRecord& step) {
       kSteps, begin_us, step.duration_s * kMicroseconds, kind, step.index, step.prefill_tokens,
       step.decode_tokens, step.num_sequences);
   begin_event();
-  out_ << fmt::format(
-      R"({{"ph": "C", "pid": 1, "ts": {:.3f}, "name": "requests", )"
-      R"("args": {{"running": {}, "waiting": {}}}}})",
-      begin_us, step.num_running, step.num_waiting);
+  out_ << fmt::format(R"({{"ph": "C", "pid": 1, "ts": {:.3f}, "name": "requests", )"
+                      R"("args": {{"running": {}, "waiting": {}}}}})",
+                      begin_us, step.num_running, step.num_waiting);
   begin_event();
-  out_ << fmt::format(
-      R"({{"ph": "C", "pid": 1, "ts": {:.3f}, "name": "blocks, %", )"
-      R"("args": {{"held": {:.2f}, "kept for reuse": {:.2f}}}}})",
-      begin_us, 100 * step.in_use, 100 * step.evictable);
+  out_ << fmt::format(R"({{"ph": "C", "pid": 1, "ts": {:.3f}, "name": "blocks, %", )"
+                      R"("args": {{"held": {:.2f}, "kept for reuse": {:.2f}}}}})",
+                      begin_us, 100 * step.in_use, 100 * step.evictable);
 }
 
 void ChromeTraceWriter::phase(const RequestRecord& request, const char* name, double begin_s,
@@ -55,8 +53,8 @@ void ChromeTraceWriter::phase(const RequestRecord& request, const char* name, do
   out_ << fmt::format(
       R"({{"ph": "b", "pid": 1, "tid": 2, "cat": "request", "id": {}, "ts": {:.3f}, )"
       R"("name": "{}", "args": {{"input_length": {}, "output_length": {}, "cached_tokens": {}}}}})",
-      request.index + 1, begin_s * kMicroseconds, name, request.input_length,
-      request.output_length, request.cached_tokens);
+      request.index + 1, begin_s * kMicroseconds, name, request.input_length, request.output_length,
+      request.cached_tokens);
   begin_event();
   out_ << fmt::format(
       R"({{"ph": "e", "pid": 1, "tid": 2, "cat": "request", "id": {}, "ts": {:.3f}, )"

@@ -88,9 +88,9 @@ class SeriesCharts {
   }
 
   std::string draw() const {
-    return draw_chart(occupancy(), ChartKind::kStacked) + draw_chart(hit_rate(), ChartKind::kLines) +
-           draw_chart(batches(), ChartKind::kStacked) + draw_chart(queue(), ChartKind::kLines) +
-           draw_chart(evictions(), ChartKind::kLines) +
+    return draw_chart(occupancy(), ChartKind::kStacked) +
+           draw_chart(hit_rate(), ChartKind::kLines) + draw_chart(batches(), ChartKind::kStacked) +
+           draw_chart(queue(), ChartKind::kLines) + draw_chart(evictions(), ChartKind::kLines) +
            draw_chart(preemptions(), ChartKind::kLines);
   }
 
@@ -146,13 +146,12 @@ class SeriesCharts {
     Chart result = chart("hits", "Hit rate of the prefix cache", "% of full prompt blocks",
                          "Blocks of prompts that were found instead of computed. Ideal: a cache "
                          "without end that knows every earlier prompt.");
-    result.series = {hits_so_far("achieved, so far", &Bucket::hit_blocks),
-                     hits_so_far("ideal, so far", &Bucket::ideal_hit_blocks),
-                     series("achieved, in each interval", [](const Bucket& bucket) {
-                       return bucket.full_blocks > 0
-                                  ? percent(bucket.hit_blocks, bucket.full_blocks)
-                                  : NAN;
-                     })};
+    result.series = {
+        hits_so_far("achieved, so far", &Bucket::hit_blocks),
+        hits_so_far("ideal, so far", &Bucket::ideal_hit_blocks),
+        series("achieved, in each interval", [](const Bucket& bucket) {
+          return bucket.full_blocks > 0 ? percent(bucket.hit_blocks, bucket.full_blocks) : NAN;
+        })};
     return result;
   }
   Chart batches() const {
@@ -228,10 +227,11 @@ Chart histogram_chart(const char* id, const char* title, const char* x_label, co
 
 std::string histograms(const ReplayReport& report, bool is_computed) {
   const char* const clock = is_computed ? "measured" : "on the clock of the trace";
-  Chart first = histogram_chart(
-      "latency", "Time to the first token", "seconds", "requests",
-      {{"to the first token", &report.ttft_histogram}, {"of it in the queue", &report.queue_histogram}});
-  first.description = fmt::format("From arrival; {}. Waits below 0.1 ms stand in the first bar.", clock);
+  Chart first = histogram_chart("latency", "Time to the first token", "seconds", "requests",
+                                {{"to the first token", &report.ttft_histogram},
+                                 {"of it in the queue", &report.queue_histogram}});
+  first.description =
+      fmt::format("From arrival; {}. Waits below 0.1 ms stand in the first bar.", clock);
   Chart token = histogram_chart("token", "Time of each further token", "seconds", "requests",
                                 {{"mean of a request", &report.token_histogram}});
   token.description = fmt::format("Between two tokens of one request; {}.", clock);
@@ -259,8 +259,7 @@ std::string tiles(const ReplayReport& report) {
               fmt::format("hit rate; ideal {:.1f} %",
                           percent(report.ideal_hit_blocks, report.full_blocks)));
   out += tile(short_number(static_cast<double>(report.num_steps)), "steps");
-  out += tile(fmt::format("{} s", short_number(report.ttft_s.quantiles[2])),
-              "first token, median");
+  out += tile(fmt::format("{} s", short_number(report.ttft_s.quantiles[2])), "first token, median");
   out += tile(fmt::format("{} ms", short_number(1000 * report.token_s.quantiles[2])),
               "each further token, median");
   out += tile(short_number(static_cast<double>(report.scheduler.num_preemptions())), "preemptions");
@@ -327,10 +326,11 @@ std::string html_report(const ReplayReport& report, const HtmlContext& context) 
       "<link rel=\"icon\" href=\"data:,\">\n<title>{}</title>\n<style>{}</style>\n</head>\n<body>\n"
       "<main>\n<h1>{}</h1>\n",
       escape_html(context.title), kStyle, escape_html(context.title));
-  out += fmt::format("<p class=\"sub\">{}: {:.1f} s for {:.0f} s of trace. Times are {}.</p>\n",
-                     context.is_computed ? "Attention computed" : "Scheduler and block manager alone",
-                     report.wall_seconds, report.trace_seconds,
-                     context.is_computed ? "measured" : "those of the clock of the trace");
+  out +=
+      fmt::format("<p class=\"sub\">{}: {:.1f} s for {:.0f} s of trace. Times are {}.</p>\n",
+                  context.is_computed ? "Attention computed" : "Scheduler and block manager alone",
+                  report.wall_seconds, report.trace_seconds,
+                  context.is_computed ? "measured" : "those of the clock of the trace");
   out += tiles(report);
   out += violations(report);
   out += "<h2>Over time</h2>\n<div class=\"charts\">\n" + SeriesCharts(report.series).draw() +

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The report of a replay as one page that needs nothing else: no network, no script, light and dark.
+// The report of a replay as one page that needs nothing else: no network, no script, light and
+// dark.
 #pragma once
 
 #include <string>

@@ -103,8 +103,8 @@ struct ReplayReport {
   Summary in_use;                // share of the blocks held by sequences, as looked at
 
   LogHistogram ttft_histogram, token_histogram, queue_histogram, total_histogram;  // seconds
-  LogHistogram evicted_histogram, alive_histogram;                // seconds that contents live
-  TimeSeries series{};                                            // on the trace clock
+  LogHistogram evicted_histogram, alive_histogram;  // seconds that contents live
+  TimeSeries series{};                              // on the trace clock
   BlockStats blocks{};
   SchedulerStats scheduler{};
 };

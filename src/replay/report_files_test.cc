@@ -98,7 +98,7 @@ TEST(SvgChart, DrawsValuesWhereTheyBelong) {
 
 TEST(ShortNumber, HasThreeDigits) {
   const std::map<double, std::string> wants{
-      {0, "0"},         {0.00012345, "0.000123"}, {1.234, "1.23"},   {12.34, "12.3"}, {999, "999"},
+      {0, "0"},         {0.00012345, "0.000123"}, {1.234, "1.23"}, {12.34, "12.3"}, {999, "999"},
       {1234.4, "1234"}, {12345, "12.3k"},         {1.5e6, "1.5M"}, {2e9, "2G"}};
   for (const auto& [value, text] : wants) EXPECT_EQ(short_number(value), text);
 }

@@ -79,9 +79,7 @@ class Drawing {
                                  : (x - x_min_) / (x_max_ - x_min_);
     return kLeft + kPlotWidth * share;
   }
-  double y_of(double y) const {
-    return kTop + kPlotHeight * (1 - std::min(y, y_max_) / y_max_);
-  }
+  double y_of(double y) const { return kTop + kPlotHeight * (1 - std::min(y, y_max_) / y_max_); }
 
   void open() {
     out_ += fmt::format(
@@ -192,8 +190,7 @@ class Drawing {
           short_number(chart_.x[i]));
       for (const ChartSeries& series : chart_.series) {
         if (std::isnan(series.values[i])) continue;
-        out_ +=
-            fmt::format("\n{}: {}", escape_html(series.name), short_number(series.values[i]));
+        out_ += fmt::format("\n{}: {}", escape_html(series.name), short_number(series.values[i]));
       }
       out_ += "</title></rect>\n";
     }
@@ -255,8 +252,8 @@ std::string draw_chart(const Chart& chart, ChartKind kind) {
   }
   out += "<div class=\"legend\">";
   for (std::size_t s = 0; s < chart.series.size(); ++s) {
-    out += fmt::format("<span><i class=\"s{}\"></i>{}</span>", s,
-                       escape_html(chart.series[s].name));
+    out +=
+        fmt::format("<span><i class=\"s{}\"></i>{}</span>", s, escape_html(chart.series[s].name));
   }
   out += "</div>\n" + Drawing(chart, kind).draw();
   return out + fmt::format("<p class=\"note\">{}</p></figure>\n", escape_html(chart.description));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small charts as inline SVG: lines or stacked areas over a common x, and bars over a logarithmic x.
+// Small charts as inline SVG: lines or stacked areas over a common x, and bars over a logarithmic
+// x.
 //
 // Colours are classes (s0, s1, ...) that the page defines for light and dark. Every chart has a
 // title, a description, labels with units and, under the pointer, the values.
@@ -21,7 +22,7 @@ struct ChartSeries {
 };
 
 struct Chart {
-  std::string id;           // of the element, unique in the page
+  std::string id;  // of the element, unique in the page
   std::string title;
   std::string description;  // what to see, for those who do not see it
   std::string x_label;
