@@ -197,7 +197,7 @@ class ChunkOfHead {
       find_units<true>(k, chunk_.k, chunk_.width, keys.units);
       if (chunk_.whole() && block.all_visible && item_.rows.size() <= Ops::kInPlaceRows &&
           dims % Ops::kDimStep == 0) {
-        Ops::multiply(block.q, block.q_stride, num_rows, keys, num_vectors_, scratch_.scores,
+        Ops::multiply(block.q, false, block.q_stride, num_rows, keys, num_vectors_, scratch_.scores,
                       chunk_.width, true, ahead_);
         return;
       }
@@ -217,7 +217,7 @@ class ChunkOfHead {
       if (keys_ != Place::kPanel) pack_plain_keys(rows, dims, k_panel(), chunk_.width);
     }
     keys_ = Place::kPanel;
-    Ops::multiply(block.q, block.q_stride, num_rows,
+    Ops::multiply(block.q, false, block.q_stride, num_rows,
                   PanelSource<Ops>{k_panel(), chunk_.width, Ops::panel_pairs(dims)}, num_vectors_,
                   scratch_.scores, chunk_.width, true, ahead_);
   }
@@ -311,15 +311,16 @@ class ChunkOfHead {
       values.tile_stride = call_.cache.format.block_size * std::int64_t{kPairTile};
       values.num_segments = chunk_.width / kPairTile;
       find_units<false>(v, chunk_.v, chunk_.width, values.units);
-      Ops::multiply(weights(), chunk_.width, num_rows, values, vectors, block.states.data,
-                    block.states.stride, false, ahead_);
+      Ops::multiply(weights(), per_token_, chunk_.width, num_rows, values, vectors,
+                    block.states.data, block.states.stride, false, ahead_);
       return true;
     }
     if constexpr (Ops::kPlainInPlace) {
       const T* rows[kMaxChunk];
       find_rows(v, chunk_.v, chunk_.width, rows);
-      Ops::multiply(weights(), chunk_.width, num_rows, PlainValues<Ops, T>{rows, chunk_.width / 2},
-                    vectors, block.states.data, block.states.stride, false, ahead_);
+      Ops::multiply(weights(), per_token_, chunk_.width, num_rows,
+                    PlainValues<Ops, T>{rows, chunk_.width / 2}, vectors, block.states.data,
+                    block.states.stride, false, ahead_);
       return true;
     }
     return false;
@@ -332,12 +333,12 @@ class ChunkOfHead {
     if (values_ == Place::kUnknown) pack_values(block, stride);
     const std::int64_t num_rows = block.rows.size();
     if (values_ == Place::kPanel || block.all_visible) {
-      Ops::multiply(weights(), chunk_.width, num_rows,
+      Ops::multiply(weights(), per_token_, chunk_.width, num_rows,
                     PanelSource<Ops>{v_panel(), stride, num_vectors_ * kLanes / 2}, vectors,
                     block.states.data, block.states.stride, false, ahead_);
     } else {
-      Ops::accumulate_careful(weights(), chunk_.width, num_rows, v_panel(), stride, chunk_.end,
-                              vectors, block.states);
+      Ops::accumulate_careful(weights(), chunk_.width, num_rows, per_token_, v_panel(), stride,
+                              chunk_.end, vectors, block.states);
     }
   }
 

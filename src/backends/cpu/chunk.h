@@ -44,6 +44,12 @@ class PrefetchWalk {
     line_ += kLine;
   }
 
+  // Several at once, most of them inside one range.
+  [[gnu::always_inline]] void steps(int count) noexcept {
+    if (line_ == end_ && left_ == 0 && piece_ == num_pieces_) return;
+    for (int i = 0; i < count; ++i) step();
+  }
+
  private:
   static constexpr std::int64_t kLine = 64;
   // `count` ranges of `bytes`, `stride` apart.

@@ -28,10 +28,11 @@ struct F32 {
 
   static constexpr std::int64_t panel_pairs(std::int64_t dims) noexcept { return (dims + 1) / 2; }
 
+  // C (+)= A B. With `low` A is the sum of two, which f32 has no need of.
   template <class B>
-  static void multiply(const float* a, std::int64_t a_stride, std::int64_t rows, const B& b,
-                       std::int64_t num_vectors, float* c, std::int64_t c_stride, bool from_zero,
-                       PrefetchWalk& ahead) noexcept {
+  static void multiply(const float* a, bool /*low*/, std::int64_t a_stride, std::int64_t rows,
+                       const B& b, std::int64_t num_vectors, float* c, std::int64_t c_stride,
+                       bool from_zero, PrefetchWalk& ahead) noexcept {
     multiply_vectors<F32>(a, a_stride, rows, b, num_vectors, c, c_stride, from_zero, ahead);
   }
 
@@ -58,7 +59,9 @@ struct F32 {
     }
   }
 
+  QUIRE_INLINE static Vec rounded(Vec x) noexcept { return x; }
   QUIRE_INLINE static void store_weights(float* p, Vec x) noexcept { store(p, x); }
+  QUIRE_INLINE static void store_scaled_weights(float* p, Vec x) noexcept { store(p, x); }
   // 0 for the keys of a V panel that no row may see.
   static void clear_absent(const Chunk& chunk, std::int64_t num_keys, std::int64_t dims,
                            float* panel, std::int64_t stride) noexcept {
@@ -78,8 +81,9 @@ struct F32 {
   }
   // O += P V without the keys of weight 0: 0 * NaN would spread to rows that do not see the key.
   static void accumulate_careful(const float* p, std::int64_t p_stride, std::int64_t num_rows,
-                                 const float* panel, std::int64_t stride, std::int64_t num_keys,
-                                 std::int64_t vectors, const RowStates& states) noexcept {
+                                 bool /*low*/, const float* panel, std::int64_t stride,
+                                 std::int64_t num_keys, std::int64_t vectors,
+                                 const RowStates& states) noexcept {
     for (std::int64_t r = 0; r < num_rows; ++r) {
       float* o = states.o(r);
       for (std::int64_t j = 0; j < num_keys; ++j) {

@@ -205,6 +205,18 @@ struct Bf16Base {
   QUIRE_INLINE static void store_weights(BFloat16* p, Vec x) noexcept {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x));
   }
+  // As it will be stored.
+  QUIRE_INLINE static Vec rounded(Vec x) noexcept {
+    const __m512i words = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
+  }
+  // A product with a scale has more digits than bf16: what rounding leaves is stored kLowWeights
+  // further on, and multiplied too.
+  static constexpr std::int64_t kLowWeights = kRowTile * kMaxChunk;
+  QUIRE_INLINE static void store_scaled_weights(BFloat16* p, Vec x) noexcept {
+    store_weights(p, x);
+    store_weights(p + kLowWeights, sub(x, rounded(x)));
+  }
 
   // 0 for the keys of a V panel that no row may see.
   static void clear_absent(const Chunk& chunk, std::int64_t num_keys, std::int64_t dims,
@@ -228,12 +240,14 @@ struct Bf16Base {
   }
   // O += P V without the keys of weight 0: 0 * NaN would spread to rows that do not see the key.
   static void accumulate_careful(const BFloat16* p, std::int64_t p_stride, std::int64_t num_rows,
-                                 const BFloat16* panel, std::int64_t stride, std::int64_t num_keys,
-                                 std::int64_t vectors, const RowStates& states) noexcept {
+                                 bool low, const BFloat16* panel, std::int64_t stride,
+                                 std::int64_t num_keys, std::int64_t vectors,
+                                 const RowStates& states) noexcept {
     for (std::int64_t r = 0; r < num_rows; ++r) {
       float* o = states.o(r);
       for (std::int64_t j = 0; j < num_keys; ++j) {
-        const float weight = to_float(p[r * p_stride + j]);
+        const BFloat16* place = p + r * p_stride + j;
+        const float weight = to_float(*place) + (low ? to_float(place[kLowWeights]) : 0.0F);
         if (weight == 0.0F) continue;
         for (std::int64_t d = 0; d < vectors * kLanes; d += kLanes) {
           const LevelPair x = load_pair(panel + j / 2 * 2 * stride + 2 * d);

@@ -100,9 +100,12 @@ QUIRE_INLINE void weigh(const float* s, std::int64_t num_vectors, float factor, 
   for (std::int64_t i = 0; i < num_vectors; ++i) {
     const Vec x = exp2<Ops::kExp2Degree>(exact_fms(load(s + i * kLanes), set1(factor), set1(max)));
     sum = add(sum, x);
-    Ops::store_weights(
-        p + i * kLanes,
-        v_scales == nullptr ? x : zero_where_zero(x, mul(x, load(v_scales + i * kLanes))));
+    if (v_scales == nullptr) {
+      Ops::store_weights(p + i * kLanes, x);
+    } else {
+      Ops::store_scaled_weights(
+          p + i * kLanes, zero_where_zero(x, mul(Ops::rounded(x), load(v_scales + i * kLanes))));
+    }
   }
   store(sums, sum);
 }
@@ -124,7 +127,9 @@ QUIRE_INLINE float soften_row(const float* s, std::int64_t num_vectors, float fa
       bool nan = false;
       for (std::int64_t i = 0; i < num_vectors; ++i) nan = nan || any_nan(load(s + i * kLanes));
       if (!nan) {
-        for (std::int64_t i = 0; i < num_vectors; ++i) Ops::store_weights(p + i * kLanes, zero());
+        for (std::int64_t i = 0; i < num_vectors; ++i) {
+          Ops::store_scaled_weights(p + i * kLanes, zero());
+        }
         return 1.0F;
       }
       *max = 0.0F;

@@ -12,9 +12,10 @@ struct alignas(64) TileConfig {
   std::uint8_t rows[16] = {};
 };
 
-#define QUIRE_TILE_LOAD(tile, p, stride)                                                          \
-  asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(p), "r"((std::int64_t)(stride)) : "memor" \
-                                                                                          "y")
+#define QUIRE_TILE_LOAD(tile, p, stride)                                                \
+  asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(p), "r"((std::int64_t)(stride)) \
+               : "memor"                                                                \
+                 "y")
 #define QUIRE_TILE_STREAM(tile, p, stride)                                                \
   asm volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile ::"r"(p), "r"((std::int64_t)(stride)) \
                : "memory")
@@ -104,8 +105,9 @@ struct AmxDot : Bf16Base {
     return b.num_segments / 2;
   }
 
-  // Up to 32 rows of up to 32 columns.
-  template <int kRowTiles, int kColumnTiles, class B>
+  // Up to 32 rows of up to 32 columns. With kLow, A is the sum of two: the other lies kLowWeights
+  // further on.
+  template <int kRowTiles, int kColumnTiles, bool kLow, class B>
   QUIRE_INLINE static void multiply_tiles(const BFloat16* a, std::int64_t a_stride, const B& b,
                                           std::int64_t column, float* c, std::int64_t c_stride,
                                           bool from_zero, PrefetchWalk& ahead) noexcept {
@@ -125,22 +127,32 @@ struct AmxDot : Bf16Base {
       if constexpr (kRowTiles == 2 && kColumnTiles == 2) QUIRE_TILE_LOAD(3, c1 + 16, c_stride * 4);
     }
     const std::int64_t steps = num_steps(b);
-    for (std::int64_t step = 0; step < steps; ++step) {
+    for (std::int64_t step = 0; step < steps; ++step, a += 32) {
       const TilePlace b0 = place(b, column, step, buffers[0]);
-      QUIRE_TILE_LOAD(4, a + step * 32, a_stride * 2);
+      QUIRE_TILE_LOAD(4, a, a_stride * 2);
       QUIRE_TILE_STREAM(6, b0.data, b0.stride_bytes);
-      fetch<kLines>(ahead);
       QUIRE_TILE_DOT(0, 4, 6);
+      ahead.steps(kLines);
       if constexpr (kColumnTiles == 2) {
         const TilePlace b1 = place(b, column + 1, step, buffers[1]);
         QUIRE_TILE_STREAM(7, b1.data, b1.stride_bytes);
-        fetch<kLines>(ahead);
         QUIRE_TILE_DOT(1, 4, 7);
+        ahead.steps(kLines);
       }
       if constexpr (kRowTiles == 2) {
-        QUIRE_TILE_LOAD(5, a + 16 * a_stride + step * 32, a_stride * 2);
+        QUIRE_TILE_LOAD(5, a + 16 * a_stride, a_stride * 2);
         QUIRE_TILE_DOT(2, 5, 6);
         if constexpr (kColumnTiles == 2) QUIRE_TILE_DOT(3, 5, 7);
+      }
+      if constexpr (kLow) {
+        QUIRE_TILE_LOAD(4, a + kLowWeights, a_stride * 2);
+        QUIRE_TILE_DOT(0, 4, 6);
+        if constexpr (kColumnTiles == 2) QUIRE_TILE_DOT(1, 4, 7);
+        if constexpr (kRowTiles == 2) {
+          QUIRE_TILE_LOAD(5, a + kLowWeights + 16 * a_stride, a_stride * 2);
+          QUIRE_TILE_DOT(2, 5, 6);
+          if constexpr (kColumnTiles == 2) QUIRE_TILE_DOT(3, 5, 7);
+        }
       }
     }
     QUIRE_TILE_STORE(0, c0, c_stride * 4);
@@ -148,33 +160,33 @@ struct AmxDot : Bf16Base {
     if constexpr (kRowTiles == 2) QUIRE_TILE_STORE(2, c1, c_stride * 4);
     if constexpr (kRowTiles == 2 && kColumnTiles == 2) QUIRE_TILE_STORE(3, c1 + 16, c_stride * 4);
   }
-  template <int kNumLines>
-  QUIRE_INLINE static void fetch(PrefetchWalk& ahead) noexcept {
-    for (int i = 0; i < kNumLines; ++i) ahead.step();
-  }
 
-  template <int kRowTiles, class B>
+  template <int kRowTiles, bool kLow, class B>
   static void multiply_rows(const BFloat16* a, std::int64_t a_stride, const B& b,
                             std::int64_t num_vectors, float* c, std::int64_t c_stride,
                             bool from_zero, PrefetchWalk& ahead) noexcept {
     std::int64_t column = 0;
     for (; column + 2 <= num_vectors; column += 2) {
-      multiply_tiles<kRowTiles, 2>(a, a_stride, b, column, c, c_stride, from_zero, ahead);
+      multiply_tiles<kRowTiles, 2, kLow>(a, a_stride, b, column, c, c_stride, from_zero, ahead);
     }
     if (column < num_vectors) {
-      multiply_tiles<kRowTiles, 1>(a, a_stride, b, column, c, c_stride, from_zero, ahead);
+      multiply_tiles<kRowTiles, 1, kLow>(a, a_stride, b, column, c, c_stride, from_zero, ahead);
     }
   }
 
-  // REQUIRES: rows <= kRowBlock.
+  // C (+)= A B; with `low` also what lies kLowWeights after A. REQUIRES: rows <= kRowBlock.
   template <class B>
-  static void multiply(const BFloat16* a, std::int64_t a_stride, std::int64_t rows, const B& b,
-                       std::int64_t num_vectors, float* c, std::int64_t c_stride, bool from_zero,
-                       PrefetchWalk& ahead) noexcept {
-    if (rows > 16) {
-      multiply_rows<2>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead);
+  static void multiply(const BFloat16* a, bool low, std::int64_t a_stride, std::int64_t rows,
+                       const B& b, std::int64_t num_vectors, float* c, std::int64_t c_stride,
+                       bool from_zero, PrefetchWalk& ahead) noexcept {
+    if (rows > 16 && low) {
+      multiply_rows<2, true>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead);
+    } else if (rows > 16) {
+      multiply_rows<2, false>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead);
+    } else if (low) {
+      multiply_rows<1, true>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead);
     } else {
-      multiply_rows<1>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead);
+      multiply_rows<1, false>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead);
     }
   }
 };

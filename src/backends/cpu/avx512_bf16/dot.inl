@@ -43,10 +43,14 @@ struct Bf16Dot : Bf16Base {
                                  _mm512_castps_si512(high));
   }
 
+  // C (+)= A B; with `low` also what lies kLowWeights after A.
   template <class B>
-  static void multiply(const BFloat16* a, std::int64_t a_stride, std::int64_t rows, const B& b,
-                       std::int64_t num_vectors, float* c, std::int64_t c_stride, bool from_zero,
-                       PrefetchWalk& ahead) noexcept {
+  static void multiply(const BFloat16* a, bool low, std::int64_t a_stride, std::int64_t rows,
+                       const B& b, std::int64_t num_vectors, float* c, std::int64_t c_stride,
+                       bool from_zero, PrefetchWalk& ahead) noexcept {
     multiply_vectors<Bf16Dot>(a, a_stride, rows, b, num_vectors, c, c_stride, from_zero, ahead);
+    if (!low) return;
+    multiply_vectors<Bf16Dot>(a + kLowWeights, a_stride, rows, b, num_vectors, c, c_stride, false,
+                              ahead);
   }
 };
