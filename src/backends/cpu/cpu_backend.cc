@@ -9,15 +9,14 @@
 #include <span>
 #include <thread>
 
+#include "backends/cpu/append_call.h"
 #include "backends/cpu/attend_call.h"
 #include "backends/cpu/merge_partials.h"
 #include "backends/cpu/work_order.h"
 #include "backends/host_backend.h"
 #include "base/check.h"
 #include "base/cpu_features.h"
-#include "base/float_rows.h"
 #include "base/thread_pool.h"
-#include "layout/kv_rows.h"
 #include "plan/plan.h"
 #include "quire/version.h"
 
@@ -28,6 +27,7 @@ namespace {
 struct Level {
   const char* name;
   AttendItem attend_item;
+  AppendRows append_rows;
   bool (*present)(const CpuFeatures& features);
   bool (*preferred)(const CpuFeatures& features);  // before those that follow
 };
@@ -46,6 +46,7 @@ constexpr Level kLevels[] = {
 #if defined(__x86_64__)
     {.name = "amx",
      .attend_item = amx::attend_item,
+     .append_rows = avx512::append_rows,
      .present =
          [](const CpuFeatures& cpu) {
            return cpu.amx_bf16 && has_bf16(cpu) && amx::request_tiles();
@@ -54,18 +55,25 @@ constexpr Level kLevels[] = {
     // Intel's cores multiply pairs at half of the rate of two f32 products, AMD's at twice.
     {.name = "avx512_bf16",
      .attend_item = avx512_bf16::attend_item,
+     .append_rows = avx512::append_rows,
      .present = has_bf16,
      .preferred = [](const CpuFeatures& cpu) { return cpu.vendor != "GenuineIntel"; }},
     {.name = "avx512",
      .attend_item = avx512::attend_item,
+     .append_rows = avx512::append_rows,
      .present = [](const CpuFeatures& cpu) { return cpu.avx512; },
      .preferred = always},
     {.name = "avx2",
      .attend_item = avx2::attend_item,
+     .append_rows = avx2::append_rows,
      .present = [](const CpuFeatures& cpu) { return cpu.avx2 && cpu.f16c; },
      .preferred = always},
 #endif
-    {.name = "scalar", .attend_item = scalar::attend_item, .present = always, .preferred = always},
+    {.name = "scalar",
+     .attend_item = scalar::attend_item,
+     .append_rows = scalar::append_rows,
+     .present = always,
+     .preferred = always},
 };
 
 // Those that this machine can run, best first.
@@ -260,18 +268,6 @@ void attend_parts(const AttendCall& call, const CpuPrepared& prepared, AttendIte
   }
 }
 
-// Row `row` of new K or V into its slot.
-void append_row(const TensorView& rows, const KvCacheView& cache, KvTensor tensor, std::int64_t row,
-                std::int64_t slot, float* buffer) noexcept {
-  const std::int64_t block = slot / cache.format.block_size;
-  const std::int64_t token = slot % cache.format.block_size;
-  for (std::int64_t head = 0; head < cache.num_kv_heads; ++head) {
-    load_floats(rows.dtype, rows.data, row * rows.strides[0] + head * rows.strides[1],
-                row_dims(cache, tensor), buffer);
-    store_row(cache, tensor, block, head, token, buffer);
-  }
-}
-
 class CpuBackend final : public HostBackend {
  public:
   CpuBackend(const Level& level, int num_threads, std::span<const int> cpus)
@@ -314,20 +310,11 @@ class CpuBackend final : public HostBackend {
 
   void do_append(const PreparedBatch& prepared, const NewKv& new_kv, const KvCacheView& cache,
                  Stream) override {
-    const CpuPrepared& mine = self(prepared);
-    const ArrayView<std::int64_t> slots = prepared.batch().kv.slots;
-    constexpr std::int64_t kRowsPerItem = 16;
-    pool_.run((slots.size + kRowsPerItem - 1) / kRowsPerItem,
-              [&](std::int64_t item, int thread) noexcept {
-                float* buffer = mine.scratch(thread).q;
-                const std::int64_t end = std::min((item + 1) * kRowsPerItem, slots.size);
-                for (std::int64_t row = item * kRowsPerItem; row < end; ++row) {
-                  if (slots[row] < 0) continue;
-                  append_row(new_kv.k, cache, KvTensor::kK, row, slots[row], buffer);
-                  if (cache.format.v_in_k) continue;
-                  append_row(new_kv.v, cache, KvTensor::kV, row, slots[row], buffer);
-                }
-              });
+    const AppendCall call = make_append_call(new_kv, cache, prepared.batch().kv.slots);
+    const AppendShares shares = make_append_shares(call, pool_.num_threads());
+    pool_.run(shares.size(), [&](std::int64_t index, int) noexcept {
+      level_.append_rows(call, append_share(call, shares, index));
+    });
   }
 
   void do_attend(const PreparedBatch& prepared, const AttentionParams& params, const TensorView& q,

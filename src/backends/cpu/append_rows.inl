@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+// The append of the CPU backend, once, over the lines of a level: 64 bytes of one row in the stored
+// format (line.inl). Included into the level's namespace after vec.inl and line.inl.
+//
+//   plain    a row is a run of lines
+//   tiled    16 rows that fill a tile of slots: 16 lines at a time, transposed (K) or interleaved
+//            (V) in registers, and stored as whole lines; rows on their own: a word of K, an
+//            element of V at a time, since the rest of a line belongs to other slots
+
+inline constexpr std::int64_t kLineBytes = 64;
+inline constexpr std::int64_t kTile = kPairTile;
+
+template <class T>
+inline constexpr std::int64_t kLineElements = kLineBytes / static_cast<std::int64_t>(sizeof(T));
+
+// The largest finite magnitude of a row.
+template <class S>
+inline float row_amax(const S* row, std::int64_t dims) noexcept {
+  Vec largest = zero();
+  std::int64_t d = 0;
+  for (; d + kLanes <= dims; d += kLanes) {
+    largest = max_of(largest, finite_magnitudes(load_row(row + d)));
+  }
+  float amax = reduce_max(largest);
+  for (; d < dims; ++d) amax = std::max(amax, finite_magnitude(to_float(row[d])));
+  return amax;
+}
+
+// Rows of K or V, of source type S, into a cache of type T.
+template <class T, class S>
+struct TensorAppend {
+  const S* source;  // [num_rows, num_heads, dims]
+  std::int64_t source_row_stride;
+  std::int64_t source_head_stride;
+  T* out;
+  KvStrides strides;
+  KvScales scales;
+  ScaleGranularity granularity;
+  std::int64_t dims;
+  std::int64_t block_size;
+  bool is_k;
+  bool tiled;
+  bool streams;
+
+  TensorAppend(const AppendCall& call, KvTensor tensor) noexcept
+      : is_k(tensor == KvTensor::kK),
+        tiled(call.cache.format.layout == KvLayoutId::kPairTiled),
+        streams(call.streams) {
+    const TensorView& rows = is_k ? call.k : call.v;
+    source = static_cast<const S*>(rows.data);
+    source_row_stride = rows.strides[0];
+    source_head_stride = rows.strides[1];
+    out = static_cast<T*>(is_k ? call.cache.k : call.cache.v);
+    strides = is_k ? call.cache.k_strides : call.cache.v_strides;
+    scales = is_k ? call.cache.k_scales : call.cache.v_scales;
+    granularity = call.cache.format.scales;
+    dims = is_k ? call.cache.head_dim : call.cache.value_dim;
+    block_size = call.cache.format.block_size;
+  }
+
+  const S* row_at(std::int64_t row, std::int64_t head) const noexcept {
+    return source + row * source_row_stride + head * source_head_stride;
+  }
+  T* head_at(std::int64_t slot, std::int64_t head) const noexcept {
+    return out + slot / block_size * strides.block + head * strides.head;
+  }
+
+  // The divisor of a row; its scale is stored where it is computed here.
+  Divisor divisor(const S* row, std::int64_t slot, std::int64_t head) const noexcept {
+    if (granularity == ScaleGranularity::kNone) return {};
+    float* scale =
+        scales.data + scale_offset(scales, slot / block_size, head, slot % block_size);
+    if (granularity == ScaleGranularity::kPerTokenHead) {
+      *scale = token_head_scale(kDTypeOf<T>, row_amax(row, dims));
+    }
+    return divisor_of(*scale);
+  }
+
+  void put(void* to, const Line& line, bool aligned) const noexcept {
+    if (streams && aligned) {
+      stream_line(to, line);
+    } else {
+      store_line(to, line);
+    }
+  }
+  static bool is_aligned(const void* p) noexcept {
+    return reinterpret_cast<std::uintptr_t>(p) % kLineBytes == 0;
+  }
+
+  // The first `count` elements of a line, then zeros.
+  static Line encode_part(const S* row, std::int64_t count, const Divisor& divisor) noexcept {
+    S part[kLineElements<T>] = {};
+    std::copy_n(row, count, part);
+    return encode<T>(part, divisor);
+  }
+  static Line encode_dims(const S* row, std::int64_t count, const Divisor& divisor) noexcept {
+    return count >= kLineElements<T> ? encode<T>(row, divisor) : encode_part(row, count, divisor);
+  }
+
+  // A row of its own.
+  void store_row(std::int64_t row, std::int64_t slot, std::int64_t head) const noexcept {
+    const S* from = row_at(row, head);
+    const Divisor by = divisor(from, slot, head);
+    T* to = head_at(slot, head);
+    const std::int64_t token = slot % block_size;
+    if (!tiled) {
+      store_plain(from, by, to + token * strides.token);
+    } else if (is_k) {
+      store_words(from, by, to + pair_tiled_k(dims, token, 0));
+    } else {
+      store_elements(from, by, to + pair_tiled_v(block_size, token, 0));
+    }
+  }
+  void store_plain(const S* from, const Divisor& by, T* to) const noexcept {
+    const bool aligned = is_aligned(to);
+    std::int64_t d = 0;
+    for (; d + kLineElements<T> <= dims; d += kLineElements<T>) {
+      put(to + d, encode<T>(from + d, by), aligned);
+    }
+    if (d == dims) return;
+    alignas(kLineBytes) T line[kLineElements<T>];
+    store_line(line, encode_part(from + d, dims - d, by));
+    std::copy_n(line, dims - d, to + d);
+  }
+  // Two dims in a word, words of a token 16 words apart.
+  void store_words(const S* from, const Divisor& by, T* to) const noexcept {
+    for (std::int64_t d = 0; d < dims; d += kLineElements<T>) {
+      alignas(kLineBytes) T line[kLineElements<T>];
+      store_line(line, encode_dims(from + d, dims - d, by));
+      const std::int64_t count = std::min(kLineElements<T>, dims - d);
+      for (std::int64_t i = 0; i < count; i += 2, to += 2 * kTile) {
+        __builtin_memcpy(to, line + i, 2 * sizeof(T));
+      }
+    }
+  }
+  // Every other element belongs to the token that shares the words.
+  void store_elements(const S* from, const Divisor& by, T* to) const noexcept {
+    for (std::int64_t d = 0; d < dims; d += kLineElements<T>) {
+      alignas(kLineBytes) T line[kLineElements<T>];
+      store_line(line, encode_dims(from + d, dims - d, by));
+      const std::int64_t count = std::min(kLineElements<T>, dims - d);
+      for (std::int64_t i = 0; i < count; i += kTile, to += block_size * kTile) {
+        QUIRE_UNROLL
+        for (std::int64_t j = 0; j < kTile; ++j) to[2 * j] = line[i + j];
+      }
+    }
+  }
+
+  // Rows row + [0, 16) into slots slot + [0, 16), a whole tile. Fetches the rows that come next
+  // (`next`, if any) as it goes.
+  void store_tile(std::int64_t row, std::int64_t slot, std::int64_t head,
+                  const S* next) const noexcept {
+    Divisor by[kTile];
+    for (std::int64_t t = 0; t < kTile; ++t) by[t] = divisor(row_at(row + t, head), slot + t, head);
+    const S* from = row_at(row, head);
+    const std::int64_t token = slot % block_size;
+    T* to = head_at(slot, head) +
+            (is_k ? pair_tiled_k(dims, token, 0) : pair_tiled_v(block_size, token, 0));
+    const bool aligned = is_aligned(to) && (is_k || block_size * kTile % kLineElements<T> == 0);
+    for (std::int64_t d = 0; d < dims; d += kLineElements<T>) {
+      Line lines[kTile];
+      for (std::int64_t t = 0; t < kTile; ++t) {
+        lines[t] = encode_dims(from + t * source_row_stride + d, dims - d, by[t]);
+        if (next != nullptr) prefetch_elements(next + t * source_row_stride + d);
+      }
+      const std::int64_t count = std::min(kLineElements<T>, dims - d);
+      if (is_k) {
+        pair_dims<T>(lines);
+        put_run(to + d * kTile, lines, count * kTile, aligned);
+      } else {
+        pair_tokens<T>(lines);
+        for (std::int64_t group = 0; group < count / kTile; ++group) {
+          put_run(to + (d / kTile + group) * block_size * kTile,
+                  lines + group * (kTile * kTile / kLineElements<T>), kTile * kTile, aligned);
+        }
+      }
+    }
+  }
+  // Source elements of one line.
+  static void prefetch_elements(const S* from) noexcept {
+    constexpr auto kBytes = kLineElements<T> * static_cast<std::int64_t>(sizeof(S));
+    for (std::int64_t at = 0; at < kBytes; at += kLineBytes) {
+      __builtin_prefetch(reinterpret_cast<const char*>(from) + at);
+    }
+  }
+  // Lines that follow each other, `count` elements in all.
+  void put_run(T* to, const Line* lines, std::int64_t count, bool aligned) const noexcept {
+    for (; count >= kLineElements<T>; count -= kLineElements<T>, to += kLineElements<T>) {
+      put(to, *lines++, aligned);
+    }
+    if (count == 0) return;
+    alignas(kLineBytes) T rest[kLineElements<T>];
+    store_line(rest, *lines);
+    std::copy_n(rest, count, to);
+  }
+};
+
+// Whether rows `first` + [0, 16) of a share fill one tile of slots.
+inline bool fills_tile(const AppendCall& call, std::int64_t first, std::int64_t end) noexcept {
+  const std::int64_t slot = call.slots[first];
+  if (slot < 0 || slot % kTile != 0 || end - first < kTile) return false;
+  for (std::int64_t t = 1; t < kTile; ++t) {
+    if (call.slots[first + t] != slot + t) return false;
+  }
+  return true;
+}
+
+template <class T, class S>
+inline void append_tensor(const AppendCall& call, const AppendShare& share,
+                          KvTensor tensor) noexcept {
+  const TensorAppend<T, S> append(call, tensor);
+  const IndexRange heads = share.heads;
+  for (std::int64_t row = share.rows.begin; row < share.rows.end;) {
+    // f32 in tiles has no use that would pay for transposing it.
+    if constexpr (sizeof(T) <= 2) {
+      if (append.tiled && fills_tile(call, row, share.rows.end)) {
+        for (std::int64_t head = heads.begin; head < heads.end; ++head) {
+          const bool last_head = head + 1 == heads.end;
+          const bool has_next = !last_head || share.rows.end - row >= 2 * kTile;
+          const S* next = last_head ? append.row_at(row + kTile, heads.begin)
+                                    : append.row_at(row, head + 1);
+          append.store_tile(row, call.slots[row], head, has_next ? next : nullptr);
+        }
+        row += kTile;
+        continue;
+      }
+    }
+    if (call.slots[row] >= 0) {
+      for (std::int64_t head = heads.begin; head < heads.end; ++head) {
+        append.store_row(row, call.slots[row], head);
+      }
+    }
+    ++row;
+  }
+}
+
+template <class T>
+inline void append_as(const AppendCall& call, const AppendShare& share) noexcept {
+  const auto append = [&]<class S>() {
+    append_tensor<T, S>(call, share, KvTensor::kK);
+    if (!call.cache.format.v_in_k) append_tensor<T, S>(call, share, KvTensor::kV);
+  };
+  if (call.k.dtype == DType::kBF16) {
+    append.template operator()<BFloat16>();
+  } else if (call.k.dtype == DType::kF16) {
+    append.template operator()<Float16>();
+  } else {
+    append.template operator()<float>();
+  }
+}
+
+void append_rows(const AppendCall& call, const AppendShare& share) noexcept {
+  dispatch_dtype(call.cache.format.dtype, [&]<class T>() { append_as<T>(call, share); });
+  if (call.streams) end_stream();
+}

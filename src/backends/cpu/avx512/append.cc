@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// The append of the level avx512: F, BW, DQ and VL.
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "backends/cpu/append_call.h"
+#include "backends/cpu/exp2_coefficients.h"
+#include "backends/cpu/target_region.h"
+#include "base/dispatch.h"
+#include "base/number_formats.h"
+#include "layout/kv_offset.h"
+
+namespace quire::cpu::avx512 {
+
+QUIRE_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")
+// Each uses the ones before it.
+// clang-format off
+#include "backends/cpu/avx512/vec.inl"
+#include "backends/cpu/avx512/line.inl"
+#include "backends/cpu/append_rows.inl"
+// clang-format on
+QUIRE_TARGET_END
+
+}  // namespace quire::cpu::avx512
+
+#endif
