@@ -35,8 +35,8 @@ std::int64_t tile_border(ArrayView<std::int64_t> slots, std::int64_t row) noexce
 
 AppendCall make_append_call(const NewKv& new_kv, const KvCacheView& cache,
                             ArrayView<std::int64_t> slots) noexcept {
-  const std::int64_t stored_bytes = slots.size * cache.num_kv_heads * head_elements(cache) *
-                                    dtype_bytes(cache.format.dtype);
+  const std::int64_t stored_bytes =
+      slots.size * cache.num_kv_heads * head_elements(cache) * dtype_bytes(cache.format.dtype);
   return {.k = new_kv.k,
           .v = new_kv.v,
           .cache = cache,
@@ -65,8 +65,7 @@ AppendShare append_share(const AppendCall& call, const AppendShares& shares,
   const std::int64_t head_group = index % shares.num_head_groups;
   const bool last = row_group + 1 == shares.num_row_groups;
   return {.rows = {tile_border(call.slots, row_group * kShareRows),
-                   last ? call.slots.size
-                        : tile_border(call.slots, (row_group + 1) * kShareRows)},
+                   last ? call.slots.size : tile_border(call.slots, (row_group + 1) * kShareRows)},
           .heads = {head_group * num_heads / shares.num_head_groups,
                     (head_group + 1) * num_heads / shares.num_head_groups}};
 }

@@ -68,8 +68,7 @@ struct TensorAppend {
   // The divisor of a row; its scale is stored where it is computed here.
   Divisor divisor(const S* row, std::int64_t slot, std::int64_t head) const noexcept {
     if (granularity == ScaleGranularity::kNone) return {};
-    float* scale =
-        scales.data + scale_offset(scales, slot / block_size, head, slot % block_size);
+    float* scale = scales.data + scale_offset(scales, slot / block_size, head, slot % block_size);
     if (granularity == ScaleGranularity::kPerTokenHead) {
       *scale = token_head_scale(kDTypeOf<T>, row_amax(row, dims));
     }
@@ -217,8 +216,8 @@ inline void append_tensor(const AppendCall& call, const AppendShare& share,
         for (std::int64_t head = heads.begin; head < heads.end; ++head) {
           const bool last_head = head + 1 == heads.end;
           const bool has_next = !last_head || share.rows.end - row >= 2 * kTile;
-          const S* next = last_head ? append.row_at(row + kTile, heads.begin)
-                                    : append.row_at(row, head + 1);
+          const S* next =
+              last_head ? append.row_at(row + kTile, heads.begin) : append.row_at(row, head + 1);
           append.store_tile(row, call.slots[row], head, has_next ? next : nullptr);
         }
         row += kTile;

@@ -2,8 +2,8 @@
 // Lines of the level avx2: 64 bytes of stored elements in two registers. Included inside the target
 // region, into the level's namespace, after vec.inl.
 //
-// Rounding is named in the instructions or done on integers, so that stored bytes do not follow
-// from the mode of the processor; only divisions do, as in quantize().
+// 16-bit formats are rounded on integers or by a named mode; 8-bit ones by the mode of the
+// processor, as are the divisions of quantize(): to nearest even, unless the caller changed it.
 
 struct Line {
   __m256i low;
@@ -27,9 +27,8 @@ QUIRE_INLINE void end_stream() noexcept {
 // |x|, 0 where x is infinite or NaN.
 QUIRE_INLINE Vec finite_magnitudes(Vec x) noexcept {
   const Vec magnitude = abs(x);
-  const __m256i finite =
-      _mm256_cmpgt_epi32(_mm256_set1_epi32(number_formats_internal::kInfinityBits),
-                         _mm256_castps_si256(magnitude));
+  const __m256i finite = _mm256_cmpgt_epi32(
+      _mm256_set1_epi32(number_formats_internal::kInfinityBits), _mm256_castps_si256(magnitude));
   return _mm256_and_ps(magnitude, _mm256_castsi256_ps(finite));
 }
 
@@ -56,70 +55,80 @@ QUIRE_INLINE __m256i quiet_words(__m256i x, short infinity, short quiet_bit) noe
 QUIRE_INLINE __m256i round_to_bf16(Vec x) noexcept {
   const __m256i bits = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-  const __m256i rounded =
-      _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
   return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet(x), nan_lanes(x)), 16);
 }
 
-// The codes of an 8-bit float, one in 32 bits. Below the smallest normal number they count units.
+// The codes of the magnitudes of an 8-bit float, plus kCodeOffset, in 32 bits; of a NaN any. A sum
+// with a number whose last bit counts as much as the last bit of the code rounds to that; where the
+// exponent is clamped, to subnormals too.
 template <class Float8>
-QUIRE_INLINE __m256i float8_codes(Vec x) noexcept {
-  using Format = NumberFormat<Float8>;
-  constexpr int kDropped = 23 - Format::kMantissaBits;
-  constexpr int kRebias = (127 - Format::kExponentBias) << 23;
-  constexpr int kSmallestNormal = kRebias + (1 << 23);
-  constexpr float kUnits = number_formats_internal::float_of(
-      (127 - 1 + Format::kExponentBias + Format::kMantissaBits) << 23);
-  const __m256i bits = _mm256_castps_si256(x);
-  const __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
-  const __m256i odd =
-      _mm256_and_si256(_mm256_srli_epi32(magnitude, kDropped), _mm256_set1_epi32(1));
-  const __m256i half = _mm256_set1_epi32((1 << (kDropped - 1)) - 1 - kRebias);
-  const __m256i normal =
-      _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(magnitude, half), odd), kDropped);
-  const Vec units = _mm256_round_ps(mul(_mm256_castsi256_ps(magnitude), set1(kUnits)),
-                                    _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32(kSmallestNormal), magnitude);
-  __m256i code = _mm256_blendv_epi8(normal, _mm256_cvtps_epi32(units), small);
-  code = _mm256_min_epi32(code, _mm256_set1_epi32(Format::kOverflowCode));
-  code = _mm256_or_si256(
-      code, _mm256_and_si256(_mm256_srli_epi32(bits, 24), _mm256_set1_epi32(0x80)));
-  return _mm256_blendv_epi8(code, _mm256_set1_epi32(0x7f), nan_lanes(x));
+inline constexpr int kDroppedBits = 23 - NumberFormat<Float8>::kMantissaBits;
+template <class Float8>
+inline constexpr int kSmallestNormal = (128 - NumberFormat<Float8>::kExponentBias) << 23;
+template <class Float8>
+inline constexpr int kCodeOffset = kSmallestNormal<Float8> >> kDroppedBits<Float8>;
+
+template <class Float8>
+QUIRE_INLINE __m256i offset_codes(Vec x) noexcept {
+  constexpr int kLargest = number_formats_internal::bits_of(NumberFormat<Float8>::kMaxFinite);
+  const __m256i magnitude =
+      _mm256_min_epi32(_mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff)),
+                       _mm256_set1_epi32(kLargest));
+  const __m256i exponent =
+      _mm256_max_epi32(_mm256_and_si256(magnitude, _mm256_set1_epi32(0x7f800000)),
+                       _mm256_set1_epi32(kSmallestNormal<Float8>));
+  const __m256i unit = _mm256_add_epi32(exponent, _mm256_set1_epi32(kDroppedBits<Float8> << 23));
+  const Vec sum = add(_mm256_castsi256_ps(magnitude), _mm256_castsi256_ps(unit));
+  const __m256i count = _mm256_sub_epi32(_mm256_castps_si256(sum), unit);
+  return _mm256_add_epi32(count, _mm256_srli_epi32(exponent, kDroppedBits<Float8>));
 }
 
 // Integers in 32 bits, at most 127; those below -128 are for the packing to saturate.
 QUIRE_INLINE __m256i int8_codes(Vec x) noexcept {
   const Vec number = _mm256_and_ps(x, _mm256_cmp_ps(x, x, _CMP_ORD_Q));
-  const Vec limited = _mm256_min_ps(number, set1(127.0F));
-  return _mm256_cvtps_epi32(
-      _mm256_round_ps(limited, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  return _mm256_cvtps_epi32(_mm256_min_ps(number, set1(127.0F)));
+}
+
+// Four vectors of 32-bit integers to bytes, saturated. Packing works in 128-bit lanes: see
+// in_order.
+QUIRE_INLINE __m256i pack_signed(__m256i a, __m256i b, __m256i c, __m256i d) noexcept {
+  return _mm256_packs_epi16(_mm256_packs_epi32(a, b), _mm256_packs_epi32(c, d));
+}
+// 4-byte groups 4 l + v come from lane l of vector v.
+QUIRE_INLINE __m256i in_order(__m256i packed) noexcept {
+  return _mm256_permutevar8x32_epi32(packed, _mm256_set_epi32(7, 3, 6, 2, 5, 1, 4, 0));
+}
+
+// Signs and NaN are put in as bytes, four times as many at once.
+template <class Float8>
+QUIRE_INLINE __m256i float8_bytes(const Vec (&x)[4]) noexcept {
+  const __m256i offset = _mm256_set1_epi16(kCodeOffset<Float8>);
+  const __m256i low = _mm256_sub_epi16(
+      _mm256_packus_epi32(offset_codes<Float8>(x[0]), offset_codes<Float8>(x[1])), offset);
+  const __m256i high = _mm256_sub_epi16(
+      _mm256_packus_epi32(offset_codes<Float8>(x[2]), offset_codes<Float8>(x[3])), offset);
+  const __m256i signs = pack_signed(_mm256_castps_si256(x[0]), _mm256_castps_si256(x[1]),
+                                    _mm256_castps_si256(x[2]), _mm256_castps_si256(x[3]));
+  const __m256i nan =
+      pack_signed(nan_lanes(x[0]), nan_lanes(x[1]), nan_lanes(x[2]), nan_lanes(x[3]));
+  const __m256i codes =
+      _mm256_or_si256(_mm256_packus_epi16(low, high),
+                      _mm256_and_si256(signs, _mm256_set1_epi8(static_cast<char>(0x80))));
+  return _mm256_blendv_epi8(codes, _mm256_set1_epi8(0x7f), nan);
 }
 
 // Half a line of 8-bit elements.
 template <class T, class S>
 QUIRE_INLINE __m256i encode_bytes(const S* row, const Divisor& by) noexcept {
-  __m256i codes[4];
+  Vec x[4];
   QUIRE_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    const Vec x = divide(load_row(row + 8 * i), by);
-    if constexpr (std::is_same_v<T, std::int8_t>) {
-      codes[i] = int8_codes(x);
-    } else {
-      codes[i] = float8_codes<T>(x);
-    }
-  }
-  // Packing works in 128-bit lanes: 4-byte groups 4 l + v come from lane l of vector v.
-  const __m256i order = _mm256_set_epi32(7, 3, 6, 2, 5, 1, 4, 0);
+  for (int i = 0; i < 4; ++i) x[i] = divide(load_row(row + 8 * i), by);
   if constexpr (std::is_same_v<T, std::int8_t>) {
-    return _mm256_permutevar8x32_epi32(
-        _mm256_packs_epi16(_mm256_packs_epi32(codes[0], codes[1]),
-                           _mm256_packs_epi32(codes[2], codes[3])),
-        order);
+    return in_order(
+        pack_signed(int8_codes(x[0]), int8_codes(x[1]), int8_codes(x[2]), int8_codes(x[3])));
   } else {
-    return _mm256_permutevar8x32_epi32(
-        _mm256_packus_epi16(_mm256_packus_epi32(codes[0], codes[1]),
-                            _mm256_packus_epi32(codes[2], codes[3])),
-        order);
+    return in_order(float8_bytes<T>(x));
   }
 }
 
@@ -166,9 +175,8 @@ QUIRE_INLINE void transpose_words(In&& in, Out&& out) noexcept {
 
 // Four dims of each of 8 tokens: the first two of all, then the others.
 QUIRE_INLINE __m256i split_fours(__m256i x) noexcept {
-  const __m256i order =
-      _mm256_set_epi8(15, 14, 11, 10, 7, 6, 3, 2, 13, 12, 9, 8, 5, 4, 1, 0,  //
-                      15, 14, 11, 10, 7, 6, 3, 2, 13, 12, 9, 8, 5, 4, 1, 0);
+  const __m256i order = _mm256_set_epi8(15, 14, 11, 10, 7, 6, 3, 2, 13, 12, 9, 8, 5, 4, 1, 0,  //
+                                        15, 14, 11, 10, 7, 6, 3, 2, 13, 12, 9, 8, 5, 4, 1, 0);
   return _mm256_permute4x64_epi64(_mm256_shuffle_epi8(x, order), 0xd8);
 }
 

@@ -50,8 +50,7 @@ QUIRE_INLINE __m512i quiet_words(__m512i x, short infinity, short quiet_bit) noe
 QUIRE_INLINE __m512i round_to_bf16(Vec x) noexcept {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-  const __m512i rounded =
-      _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
   return _mm512_mask_or_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits,
                               _mm512_set1_epi32(0x400000));
 }
@@ -106,16 +105,15 @@ QUIRE_INLINE Line encode(const S* row, const Divisor& by) noexcept {
     constexpr bool kBf16 = std::is_same_v<T, BFloat16>;
     return {quiet_words(_mm512_loadu_si512(row), kBf16 ? 0x7f80 : 0x7c00, kBf16 ? 0x40 : 0x200)};
   } else if constexpr (std::is_same_v<T, BFloat16>) {
-    const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35,
-                                         33, 31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3,
-                                         1);
+    const __m512i odd =
+        _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27,
+                         25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
     return {_mm512_permutex2var_epi16(round_to_bf16(load_row(row)), odd,
                                       round_to_bf16(load_row(row + 16)))};
   } else if constexpr (std::is_same_v<T, Float16>) {
     constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
-    return {_mm512_inserti64x4(
-        _mm512_castsi256_si512(_mm512_cvtps_ph(load_row(row), kNearest)),
-        _mm512_cvtps_ph(load_row(row + 16), kNearest), 1)};
+    return {_mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtps_ph(load_row(row), kNearest)),
+                               _mm512_cvtps_ph(load_row(row + 16), kNearest), 1)};
   } else {
     Vec x[4];
     QUIRE_UNROLL
@@ -124,9 +122,9 @@ QUIRE_INLINE Line encode(const S* row, const Divisor& by) noexcept {
       return in_order(_mm512_packs_epi16(_mm512_packs_epi32(int8_codes(x[0]), int8_codes(x[1])),
                                          _mm512_packs_epi32(int8_codes(x[2]), int8_codes(x[3]))));
     } else {
-      return in_order(_mm512_packus_epi16(
-          _mm512_packus_epi32(float8_codes<T>(x[0]), float8_codes<T>(x[1])),
-          _mm512_packus_epi32(float8_codes<T>(x[2]), float8_codes<T>(x[3]))));
+      return in_order(
+          _mm512_packus_epi16(_mm512_packus_epi32(float8_codes<T>(x[0]), float8_codes<T>(x[1])),
+                              _mm512_packus_epi32(float8_codes<T>(x[2]), float8_codes<T>(x[3]))));
     }
   }
 }
@@ -142,9 +140,9 @@ QUIRE_INLINE void pair_dims(Line (&lines)[16]) noexcept {
   for (int i = 0; i < 16; ++i) lines[i].bits = _mm512_castps_si512(rows[i]);
   if constexpr (sizeof(T) == 1) {
     // Four dims of each token, so far: the first two of all, then the others.
-    const __m512i halves = _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3,
-                                            1, 30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4,
-                                            2, 0);
+    const __m512i halves =
+        _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, 30, 28, 26, 24,
+                         22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     QUIRE_UNROLL
     for (int i = 0; i < 16; ++i) lines[i].bits = _mm512_permutexvar_epi16(halves, lines[i].bits);
   }
