@@ -144,7 +144,7 @@ QUIRE_INLINE void pair_dims(Line (&lines)[16]) noexcept {
         _mm512_set_epi16(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1, 30, 28, 26, 24,
                          22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     QUIRE_UNROLL
-    for (int i = 0; i < 16; ++i) lines[i].bits = _mm512_permutexvar_epi16(halves, lines[i].bits);
+    for (Line& line : lines) line.bits = _mm512_permutexvar_epi16(halves, line.bits);
   }
 }
 
