@@ -54,6 +54,23 @@ TEST_F(WaitingOver, ItsOwnClassOrWithoutTheRightWaits) {
   EXPECT_GE(step_of_urgent(1, false), 6);
 }
 
+// The order by prefix has let a later one start first: that is no reason to throw it out again.
+TEST_F(WaitingOver, AnOlderRequestOfTheSameClassWaitsToo) {
+  SchedulerFixture f({.max_tokens = 64, .max_sequences = 4, .prefix = {.window = 4}},
+                     one_group(10));
+  f.submit(token_run(0, 12), 1);
+  EXPECT_TRUE(f.run());
+  const RequestId older = f.submit(token_run(100, 24), 2);
+  const RequestId cached = f.submit(token_run(0, 14), 12);
+  f.step();
+  const std::size_t first = f.history.size() - 1;
+  EXPECT_EQ(f.num_tokens_of(cached, first), 2);
+  EXPECT_EQ(f.num_tokens_of(older, first), 0);
+  EXPECT_TRUE(f.run());
+  EXPECT_EQ(f.scheduler.stats().num_preemptions(), 0);
+  EXPECT_EQ(f.finished.at(older).num_new_tokens, 2);
+}
+
 TEST_F(WaitingOver, TakesWhatIsMissingAndNoMore) {
   SchedulerOptions options{.max_tokens = 64, .max_sequences = 4};
   options.preemption.allow_swap = false;
