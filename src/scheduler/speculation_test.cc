@@ -62,6 +62,21 @@ TEST(Speculation, OnlyWhatWasAcceptedCanBeFound) {
   EXPECT_EQ(f.manager.num_cached_tokens(Prompt(token_run(0, 9), 4)), 4);
 }
 
+// A caller that has chosen otherwise may add several tokens too.
+TEST(Speculation, DraftsThatTheTokensContradictAreNotKept) {
+  SchedulerFixture f({.max_tokens = 32, .max_sequences = 2}, one_group(16));
+  const RequestId id = f.submit(token_run(0, 4), 9);
+  f.step_without_tokens();
+  f.scheduler.extend(id, Tokens{4}, Tokens{5, 6, 7});
+  f.step_without_tokens();
+  f.scheduler.extend(id, Tokens{5, 60, 7});
+  const std::vector<ScheduledSequence> next = f.step_without_tokens();
+  ASSERT_EQ(next.size(), 1U);
+  EXPECT_EQ(next[0].first_position, 6);
+  EXPECT_EQ(next[0].num_tokens, 2);
+  EXPECT_EQ(f.scheduler.stats().num_accepted_drafts, 1);
+}
+
 // One token is left to compute in any case, since its row decides the next one.
 TEST(Speculation, TokensThatAreAllDraftsLeaveOneToCompute) {
   SchedulerFixture f({.max_tokens = 32, .max_sequences = 2}, one_group(16));

@@ -350,6 +350,7 @@ void SchedulerRun::give_tokens(RequestId id) {
     const auto token = agrees ? known.drafts[static_cast<std::size_t>(i)] : pick(0, 50);
     tokens.push_back(static_cast<Token>(token));
   }
+  while (std::ssize(tokens) < left && chance(10)) tokens.push_back(static_cast<Token>(pick(0, 50)));
   std::vector<Token> drafts;
   for (int i = chance(25) ? pick(1, 5) : 0; i > 0; --i) {
     drafts.push_back(static_cast<Token>(pick(0, 50)));
