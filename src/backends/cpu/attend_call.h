@@ -19,7 +19,7 @@ inline constexpr std::int64_t kChunk = 64;
 inline constexpr std::int64_t kMaxChunk = 128;
 // Rows (token, head in group) of one kv head that share one pass over K and V: a multiple of the
 // rows of every level's matrix block.
-inline constexpr std::int64_t kRowTile = 96;
+inline constexpr std::int64_t kRowTile = 192;
 // Rows of all kv heads of an item, unless one head alone has more.
 inline constexpr std::int64_t kItemRows = 96;
 // Lanes of the widest level; vectors of partial sums have this many.
@@ -32,8 +32,8 @@ constexpr std::int64_t head_row_stride(std::int64_t num_rows) {
   return num_rows <= kTileRows ? num_rows : (num_rows + kTileRows - 1) / kTileRows * kTileRows;
 }
 // Of all heads of an item, at most: five heads of 17 rows take the most.
-inline constexpr std::int64_t kMaxStateRows = 5 * 32;
-static_assert(kItemRows / 17 == 5 && kMaxStateRows >= kRowTile);
+inline constexpr std::int64_t kMaxStateRows = 192;
+static_assert(kItemRows / 17 * 32 <= kMaxStateRows && kRowTile <= kMaxStateRows);
 
 struct AttendCall {
   AttentionSpec spec;

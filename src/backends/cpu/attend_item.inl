@@ -118,6 +118,7 @@ struct RowBlock {
   std::int64_t q_stride;
   float* sums;       // [rows, kMaxLanes]
   RowStates states;  // [rows]
+  float* scores;     // [rows, chunk width]
   bool all_visible;  // every row sees every key of the chunk: no mask, and memory as it lies
 };
 
@@ -133,28 +134,41 @@ class ChunkOfHead {
         chunk_(chunk),
         sequence_(sequence),
         ahead_(ahead),
-        num_vectors_(round_up(chunk.end, Ops::kKeyStep) / kLanes) {}
+        num_vectors_(round_up(chunk.end, Ops::kKeyStep) / kLanes),
+        plain_scores_(call.params.softcap <= 0.0F && call.params.alibi_slopes.empty() &&
+                      !call.params.bias.present()),
+        per_token_(call.cache.format.scales == ScaleGranularity::kPerTokenHead) {}
 
   void attend(const HeadRows<Ops>& head) noexcept {
     keys_ = Place::kUnknown;
     values_ = Place::kUnknown;
     load_all_scales(head.kv_head);
+    RowBlock<Ops> waiting;  // scores are there
+    bool has_waiting = false;
     for (std::int64_t r = 0; r < head.rows.size(); r += Ops::kRowBlock) {
       const IndexRange rows = {head.rows.begin + r,
                                std::min(head.rows.end, head.rows.begin + r + Ops::kRowBlock)};
       if (!sees(rows)) continue;
-      const KeyRange all = keys_all_see(call_, sequence_, rows);
-      const RowBlock<Ops> block = {.kv_head = head.kv_head,
-                                   .rows = rows,
-                                   .q = head.q + r * head.q_stride,
-                                   .q_stride = head.q_stride,
-                                   .sums = head.sums + r * kMaxLanes,
-                                   .states = head.states.from(r),
-                                   .all_visible = chunk_.whole() && chunk_.first >= all.begin &&
-                                                  chunk_.first + chunk_.end <= all.end};
-      score(block);
-      soften(block);
-      accumulate(block);
+      const RowBlock<Ops> block = row_block(head, rows);
+      if constexpr (Ops::kPipelined) {
+        if (has_waiting && rows.size() > Ops::kRowBlock / 2) {
+          score_while_softening(block, waiting);
+        } else {
+          if (has_waiting) soften(waiting, 0);
+          score(block);
+        }
+        if (has_waiting) accumulate(waiting);
+        waiting = block;
+        has_waiting = true;
+      } else {
+        score(block);
+        soften(block, 0);
+        accumulate(block);
+      }
+    }
+    if (has_waiting) {
+      soften(waiting, 0);
+      accumulate(waiting);
     }
   }
 
@@ -179,6 +193,21 @@ class ChunkOfHead {
     return reinterpret_cast<typename Ops::A*>(scratch_.weights);
   }
 
+  RowBlock<Ops> row_block(const HeadRows<Ops>& head, const IndexRange& rows) noexcept {
+    const KeyRange all = keys_all_see(call_, sequence_, rows);
+    const std::int64_t r = rows.begin - head.rows.begin;
+    if (Ops::kPipelined) buffer_ = 1 - buffer_;  // two blocks are under way at once
+    return {.kv_head = head.kv_head,
+            .rows = rows,
+            .q = head.q + r * head.q_stride,
+            .q_stride = head.q_stride,
+            .sums = head.sums + r * kMaxLanes,
+            .states = head.states.from(r),
+            .scores = scratch_.scores + buffer_ * Ops::kRowBlock * chunk_.width,
+            .all_visible = chunk_.whole() && chunk_.first >= all.begin &&
+                           chunk_.first + chunk_.end <= all.end};
+  }
+
   // May any of the rows see a key of the chunk?
   bool sees(const IndexRange& rows) const noexcept {
     const std::int64_t group = call_.spec.head_group();
@@ -187,9 +216,38 @@ class ChunkOfHead {
     return seen.begin < chunk_.first + chunk_.end && seen.end > chunk_.first + chunk_.begin;
   }
 
+  // The scores of one block, and the rows of another softened meanwhile, evenly spread.
+  void score_while_softening(const RowBlock<Ops>& block, const RowBlock<Ops>& other) noexcept {
+    const std::int64_t steps =
+        (num_vectors_ + 1) / 2 * (padded_dims(call_.spec.head_dim) / Ops::kDimStep);
+    const std::int64_t rows_per_step = (other.rows.size() + steps - 1) / steps;
+    std::int64_t row = 0;
+    const auto meanwhile = [&] {
+      const std::int64_t end = std::min(row + rows_per_step, other.rows.size());
+      for (; row < end; ++row) soften_one(other, row);
+    };
+    score(block, meanwhile);
+    soften(other, row);
+  }
+
   void score(const RowBlock<Ops>& block) noexcept {
+    score_from(block, [&](const auto& keys) {
+      Ops::multiply(block.q, false, block.q_stride, block.rows.size(), keys, num_vectors_,
+                    block.scores, chunk_.width, true, ahead_);
+    });
+  }
+  template <class Meanwhile>
+  void score(const RowBlock<Ops>& block, Meanwhile& meanwhile) noexcept {
+    score_from(block, [&](const auto& keys) {
+      Ops::multiply_meanwhile(block.q, block.q_stride, keys, num_vectors_, block.scores,
+                              chunk_.width, ahead_, meanwhile);
+    });
+  }
+
+  // Calls multiply(keys) with K as it lies, or as a panel.
+  template <class Multiply>
+  void score_from(const RowBlock<Ops>& block, Multiply&& multiply) noexcept {
     const std::int64_t dims = call_.spec.head_dim;
-    const std::int64_t num_rows = block.rows.size();
     const T* k = head_of(call_.cache.k, call_.cache.k_strides, block.kv_head);
     if (tiled()) {
       TiledKeys<Ops, T> keys;
@@ -197,8 +255,7 @@ class ChunkOfHead {
       find_units<true>(k, chunk_.k, chunk_.width, keys.units);
       if (chunk_.whole() && block.all_visible && item_.rows.size() <= Ops::kInPlaceRows &&
           dims % Ops::kDimStep == 0) {
-        Ops::multiply(block.q, false, block.q_stride, num_rows, keys, num_vectors_, scratch_.scores,
-                      chunk_.width, true, ahead_);
+        multiply(keys);
         return;
       }
       if (keys_ != Place::kPanel) pack_tiled_keys(keys.units, dims, k_panel(), chunk_.width);
@@ -207,19 +264,17 @@ class ChunkOfHead {
       find_rows(k, chunk_.k, chunk_.width, rows);
       if constexpr (Ops::kAlongDimsRows > 0) {
         // f32 queries want all keys of a row summed in one order, that of the panels.
-        if (block.all_visible && num_rows <= Ops::kAlongDimsRows && dims % kLanes == 0 &&
+        if (block.all_visible && block.rows.size() <= Ops::kAlongDimsRows && dims % kLanes == 0 &&
             call_.spec.q_dtype != DType::kF32) {
-          score_along_dims(block.q, block.q_stride, num_rows, rows, chunk_.width, dims,
-                           scratch_.scores, ahead_);
+          score_along_dims(block.q, block.q_stride, block.rows.size(), rows, chunk_.width, dims,
+                           block.scores, ahead_);
           return;
         }
       }
       if (keys_ != Place::kPanel) pack_plain_keys(rows, dims, k_panel(), chunk_.width);
     }
     keys_ = Place::kPanel;
-    Ops::multiply(block.q, false, block.q_stride, num_rows,
-                  PanelSource<Ops>{k_panel(), chunk_.width, Ops::panel_pairs(dims)}, num_vectors_,
-                  scratch_.scores, chunk_.width, true, ahead_);
+    multiply(PanelSource<Ops>{k_panel(), chunk_.width, Ops::panel_pairs(dims)});
   }
 
   // The scales of the keys, 1 for absent ones, where each key has its own.
@@ -231,43 +286,41 @@ class ChunkOfHead {
     }
   }
   void load_all_scales(std::int64_t kv_head) noexcept {
-    per_token_ = call_.cache.format.scales == ScaleGranularity::kPerTokenHead;
+    k_scale_ = shared_scale(call_.cache, call_.cache.k_scales, kv_head);
     if (!per_token_) return;
     load_scales(call_.cache.k_scales, kv_head, k_scales_);
     load_scales(call_.cache.v_scales, kv_head, v_scales_);
   }
 
-  void soften(const RowBlock<Ops>& block) const noexcept {
-    const AttentionParams& params = call_.params;
-    const bool plain_scores =
-        params.softcap <= 0.0F && params.alibi_slopes.empty() && !params.bias.present();
+  // Rows from `row` on.
+  void soften(const RowBlock<Ops>& block, std::int64_t row) const noexcept {
+    for (std::int64_t r = row; r < block.rows.size(); ++r) soften_one(block, r);
+  }
+
+  void soften_one(const RowBlock<Ops>& block, std::int64_t r) const noexcept {
     const std::int64_t group = call_.spec.head_group();
-    const float scale =
-        params.scale * shared_scale(call_.cache, call_.cache.k_scales, block.kv_head);
-    const float* v_scales = per_token_ ? v_scales_ : nullptr;
-    for (std::int64_t r = 0; r < block.rows.size(); ++r) {
-      const std::int64_t row = block.rows.begin + r;
-      float* s = scratch_.scores + r * chunk_.width;
-      float factor = scale * kLog2E;
-      if (per_token_) {
-        for (std::int64_t i = 0; i < num_vectors_ * kLanes; i += kLanes) {
-          store(s + i, mul(load(s + i), load(k_scales_ + i)));
-        }
+    const std::int64_t row = block.rows.begin + r;
+    const float scale = call_.params.scale * k_scale_;
+    float* s = block.scores + r * chunk_.width;
+    float factor = scale * kLog2E;
+    if (per_token_) {
+      for (std::int64_t i = 0; i < num_vectors_ * kLanes; i += kLanes) {
+        store(s + i, mul(load(s + i), load(k_scales_ + i)));
       }
-      if (!plain_scores) {
-        const ScoreRow place = {item_.sequence, row / group, block.kv_head * group + row % group};
-        finish_scores(call_, sequence_, place, chunk_, num_vectors_, scale, s);
-        factor = kLog2E;
-      }
-      if (!block.all_visible) mask_scores(call_, sequence_, row / group, chunk_, num_vectors_, s);
-      const float rescale =
-          soften_row<Ops>(s, num_vectors_, factor, v_scales, &block.states.max(r),
-                          block.sums + r * kMaxLanes, weights() + r * chunk_.width);
-      if (rescale == 1.0F) continue;
-      float* o = block.states.o(r);
-      for (std::int64_t d = 0; d < call_.spec.value_dim; d += kLanes) {
-        store(o + d, mul(load(o + d), set1(rescale)));
-      }
+    }
+    if (!plain_scores_) {
+      const ScoreRow place = {item_.sequence, row / group, block.kv_head * group + row % group};
+      finish_scores(call_, sequence_, place, chunk_, num_vectors_, scale, s);
+      factor = kLog2E;
+    }
+    if (!block.all_visible) mask_scores(call_, sequence_, row / group, chunk_, num_vectors_, s);
+    const float rescale = soften_row<Ops>(s, num_vectors_, factor, per_token_ ? v_scales_ : nullptr,
+                                          &block.states.max(r), block.sums + r * kMaxLanes,
+                                          weights() + r * chunk_.width);
+    if (rescale == 1.0F) return;
+    float* o = block.states.o(r);
+    for (std::int64_t d = 0; d < call_.spec.value_dim; d += kLanes) {
+      store(o + d, mul(load(o + d), set1(rescale)));
     }
   }
 
@@ -349,9 +402,12 @@ class ChunkOfHead {
   const SequenceView& sequence_;
   PrefetchWalk& ahead_;
   std::int64_t num_vectors_;  // of scores
+  bool plain_scores_;         // nothing is added to them
+  bool per_token_;            // every key has its scales
+  float k_scale_ = 1.0F;      // else of all keys of the head
+  std::int64_t buffer_ = 0;   // of scores
   Place keys_ = Place::kUnknown;
   Place values_ = Place::kUnknown;
-  bool per_token_ = false;
   alignas(64) float k_scales_[kMaxChunk];
   alignas(64) float v_scales_[kMaxChunk];
 };
@@ -423,7 +479,8 @@ void attend_item_of(const AttendCall& call, const WorkItem& item, const WorkItem
     ahead.clear();
     if (!left.empty()) {
       locate(call, item.sequence, first_chunk(left, width), width, following);
-      ahead.begin(call, following, item.kv_heads);
+      // Many rows of one head wait for arithmetic, not for memory.
+      if (width == kChunk) ahead.begin(call, following, item.kv_heads);
     } else if (next != nullptr && !next->keys.empty()) {
       const std::int64_t next_width = chunk_width<Ops>(*next);
       locate(call, next->sequence, first_chunk(next->keys, next_width), next_width, following);

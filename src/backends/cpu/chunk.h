@@ -45,9 +45,15 @@ class PrefetchWalk {
   }
 
   // Several at once, most of them inside one range.
-  [[gnu::always_inline]] void steps(int count) noexcept {
+  template <int kCount>
+  [[gnu::always_inline]] void steps() noexcept {
+    if (end_ - line_ >= kCount * kLine) {
+      for (int i = 0; i < kCount; ++i) __builtin_prefetch(line_ + i * kLine, 0, 2);
+      line_ += kCount * kLine;
+      return;
+    }
     if (line_ == end_ && left_ == 0 && piece_ == num_pieces_) return;
-    for (int i = 0; i < count; ++i) step();
+    for (int i = 0; i < kCount; ++i) step();
   }
 
  private:

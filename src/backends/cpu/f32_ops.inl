@@ -12,7 +12,7 @@ struct F32 {
   static constexpr int kVectors = kBlockVectors;
   static constexpr int kExp2Degree = 5;
   static constexpr std::int64_t kKeyStep = kLanes;  // scores are computed for multiples of it
-  static constexpr std::int64_t kRowBlock = kRowTile;
+  static constexpr std::int64_t kRowBlock = 96;
   static constexpr std::int64_t kWideChunk = kChunk;
   // Rows that read tiles in place; more would convert them again and again, so panels are made.
   static constexpr std::int64_t kInPlaceRows = 12;
@@ -20,6 +20,7 @@ struct F32 {
   // Rows that take products with plain rows of K along their dims; more transpose K first.
   static constexpr std::int64_t kAlongDimsRows = 8;
   static constexpr bool kPlainInPlace = true;  // plain rows of V
+  static constexpr bool kPipelined = false;    // scores of a block while another is softened
 
   QUIRE_INLINE static Factor broadcast(const float* a) noexcept { return {set1(a[0]), set1(a[1])}; }
   QUIRE_INLINE static Vec madd(Vec sum, const Pair& x, const Factor& factor) noexcept {

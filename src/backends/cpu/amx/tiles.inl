@@ -38,6 +38,7 @@ struct AmxDot : Bf16Base {
   static constexpr std::int64_t kInPlaceRows = kRowTile;
   static constexpr std::int64_t kDimStep = 32;
   static constexpr bool kPlainInPlace = false;
+  static constexpr bool kPipelined = true;  // tiles and vectors are units apart
   using Pair = __m512i;
 
   // Tiles of `num_rows` rows, or of 16 if there are more. REQUIRES: request_tiles() was true.
@@ -107,10 +108,11 @@ struct AmxDot : Bf16Base {
 
   // Up to 32 rows of up to 32 columns. With kLow, A is the sum of two: the other lies kLowWeights
   // further on.
-  template <int kRowTiles, int kColumnTiles, bool kLow, class B>
+  template <int kRowTiles, int kColumnTiles, bool kLow, class B, class Meanwhile>
   QUIRE_INLINE static void multiply_tiles(const BFloat16* a, std::int64_t a_stride, const B& b,
                                           std::int64_t column, float* c, std::int64_t c_stride,
-                                          bool from_zero, PrefetchWalk& ahead) noexcept {
+                                          bool from_zero, PrefetchWalk& ahead,
+                                          Meanwhile& meanwhile) noexcept {
     alignas(64) BFloat16 buffers[2][512];
     constexpr int kLines = tile_lines(static_cast<const B*>(nullptr));
     float* c0 = c + column * 16;
@@ -132,12 +134,12 @@ struct AmxDot : Bf16Base {
       QUIRE_TILE_LOAD(4, a, a_stride * 2);
       QUIRE_TILE_STREAM(6, b0.data, b0.stride_bytes);
       QUIRE_TILE_DOT(0, 4, 6);
-      ahead.steps(kLines);
+      ahead.template steps<kLines>();
       if constexpr (kColumnTiles == 2) {
         const TilePlace b1 = place(b, column + 1, step, buffers[1]);
         QUIRE_TILE_STREAM(7, b1.data, b1.stride_bytes);
         QUIRE_TILE_DOT(1, 4, 7);
-        ahead.steps(kLines);
+        ahead.template steps<kLines>();
       }
       if constexpr (kRowTiles == 2) {
         QUIRE_TILE_LOAD(5, a + 16 * a_stride, a_stride * 2);
@@ -154,6 +156,7 @@ struct AmxDot : Bf16Base {
           if constexpr (kColumnTiles == 2) QUIRE_TILE_DOT(3, 5, 7);
         }
       }
+      meanwhile();
     }
     QUIRE_TILE_STORE(0, c0, c_stride * 4);
     if constexpr (kColumnTiles == 2) QUIRE_TILE_STORE(1, c0 + 16, c_stride * 4);
@@ -161,16 +164,19 @@ struct AmxDot : Bf16Base {
     if constexpr (kRowTiles == 2 && kColumnTiles == 2) QUIRE_TILE_STORE(3, c1 + 16, c_stride * 4);
   }
 
-  template <int kRowTiles, bool kLow, class B>
-  static void multiply_rows(const BFloat16* a, std::int64_t a_stride, const B& b,
-                            std::int64_t num_vectors, float* c, std::int64_t c_stride,
-                            bool from_zero, PrefetchWalk& ahead) noexcept {
+  template <int kRowTiles, bool kLow, class B, class Meanwhile>
+  QUIRE_INLINE static void multiply_rows(const BFloat16* a, std::int64_t a_stride, const B& b,
+                                         std::int64_t num_vectors, float* c, std::int64_t c_stride,
+                                         bool from_zero, PrefetchWalk& ahead,
+                                         Meanwhile& meanwhile) noexcept {
     std::int64_t column = 0;
     for (; column + 2 <= num_vectors; column += 2) {
-      multiply_tiles<kRowTiles, 2, kLow>(a, a_stride, b, column, c, c_stride, from_zero, ahead);
+      multiply_tiles<kRowTiles, 2, kLow>(a, a_stride, b, column, c, c_stride, from_zero, ahead,
+                                         meanwhile);
     }
     if (column < num_vectors) {
-      multiply_tiles<kRowTiles, 1, kLow>(a, a_stride, b, column, c, c_stride, from_zero, ahead);
+      multiply_tiles<kRowTiles, 1, kLow>(a, a_stride, b, column, c, c_stride, from_zero, ahead,
+                                         meanwhile);
     }
   }
 
@@ -179,14 +185,24 @@ struct AmxDot : Bf16Base {
   static void multiply(const BFloat16* a, bool low, std::int64_t a_stride, std::int64_t rows,
                        const B& b, std::int64_t num_vectors, float* c, std::int64_t c_stride,
                        bool from_zero, PrefetchWalk& ahead) noexcept {
+    const auto nothing = [] {};
     if (rows > 16 && low) {
-      multiply_rows<2, true>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead);
+      multiply_rows<2, true>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead, nothing);
     } else if (rows > 16) {
-      multiply_rows<2, false>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead);
+      multiply_rows<2, false>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead, nothing);
     } else if (low) {
-      multiply_rows<1, true>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead);
+      multiply_rows<1, true>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead, nothing);
     } else {
-      multiply_rows<1, false>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead);
+      multiply_rows<1, false>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead, nothing);
     }
+  }
+
+  // C = A B of more than 16 rows; calls meanwhile() between the steps, for work that has nothing
+  // to do with tiles: the core does both at once.
+  template <class B, class Meanwhile>
+  static void multiply_meanwhile(const BFloat16* a, std::int64_t a_stride, const B& b,
+                                 std::int64_t num_vectors, float* c, std::int64_t c_stride,
+                                 PrefetchWalk& ahead, Meanwhile& meanwhile) noexcept {
+    multiply_rows<2, false>(a, a_stride, b, num_vectors, c, c_stride, true, ahead, meanwhile);
   }
 };

@@ -5,11 +5,12 @@ struct Bf16Dot : Bf16Base {
   using Factor = __m512i;
   static constexpr int kVectors = 4;
   static constexpr std::int64_t kKeyStep = kLanes;
-  static constexpr std::int64_t kRowBlock = kRowTile;
+  static constexpr std::int64_t kRowBlock = 96;
   static constexpr std::int64_t kWideChunk = kChunk;
   static constexpr std::int64_t kInPlaceRows = kRowTile;  // nothing is converted
   static constexpr std::int64_t kDimStep = 2;
   static constexpr bool kPlainInPlace = true;
+  static constexpr bool kPipelined = false;
 
   QUIRE_INLINE static Factor broadcast(const BFloat16* a) noexcept {
     int pair;
