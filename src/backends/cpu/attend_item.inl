@@ -116,9 +116,10 @@ struct RowBlock {
   IndexRange rows;     // of the sequence
   typename Ops::A* q;  // [rows, q_stride]
   std::int64_t q_stride;
-  float* sums;       // [rows, kMaxLanes]
-  RowStates states;  // [rows]
-  float* scores;     // [rows, chunk width]
+  float* sums;               // [rows, kMaxLanes]
+  RowStates states;          // [rows]
+  float* scores;             // [rows, chunk width]
+  typename Ops::A* weights;  // as scores
   bool all_visible;  // every row sees every key of the chunk: no mask, and memory as it lies
 };
 
@@ -143,37 +144,22 @@ class ChunkOfHead {
     keys_ = Place::kUnknown;
     values_ = Place::kUnknown;
     load_all_scales(head.kv_head);
-    RowBlock<Ops> waiting;  // scores are there
-    bool has_waiting = false;
-    for (std::int64_t r = 0; r < head.rows.size(); r += Ops::kRowBlock) {
-      const IndexRange rows = {head.rows.begin + r,
-                               std::min(head.rows.end, head.rows.begin + r + Ops::kRowBlock)};
-      if (!sees(rows)) continue;
-      const RowBlock<Ops> block = row_block(head, rows);
-      if constexpr (Ops::kPipelined) {
-        if (has_waiting && rows.size() > Ops::kRowBlock / 2) {
-          score_while_softening(block, waiting);
-        } else {
-          if (has_waiting) soften(waiting, 0);
-          score(block);
-        }
-        if (has_waiting) accumulate(waiting);
-        waiting = block;
-        has_waiting = true;
-      } else {
-        score(block);
-        soften(block, 0);
-        accumulate(block);
-      }
+    if (Ops::kPipelined && head.rows.size() > Ops::kRowBlock) {
+      attend_pipelined(head);
+      return;
     }
-    if (has_waiting) {
-      soften(waiting, 0);
-      accumulate(waiting);
+    for (std::int64_t r = 0; r < head.rows.size(); r += Ops::kRowBlock) {
+      const IndexRange rows = block_rows(head, r);
+      if (!sees(rows)) continue;
+      const RowBlock<Ops> block = row_block(head, rows, 0);
+      score(block);
+      soften(block, 0, rows.size());
+      accumulate(block);
     }
   }
 
  private:
-  enum class Place { kUnknown, kInPlace, kPanel, kPanelWithSpecials };
+  enum class Place { kUnknown, kPanel, kFinitePanel, kPanelWithSpecials };
 
   bool tiled() const noexcept { return call_.cache.format.layout == KvLayoutId::kPairTiled; }
   std::int64_t num_units() const noexcept {
@@ -189,21 +175,53 @@ class ChunkOfHead {
   typename Ops::Panel* v_panel() const noexcept {
     return reinterpret_cast<typename Ops::Panel*>(scratch_.v);
   }
-  typename Ops::A* weights() const noexcept {
-    return reinterpret_cast<typename Ops::A*>(scratch_.weights);
+  // Three blocks are under way at once: the values of the first are added while half of the second
+  // is softened, and the scores of the third computed while the other half is. Tiles and vectors
+  // are units apart, so both work at the same time.
+  void attend_pipelined(const HeadRows<Ops>& head) noexcept {
+    if constexpr (Ops::kPipelined) {
+      RowBlock<Ops> blocks[3];  // by their number modulo 3
+      int count = 0;            // scored so far
+      const auto at = [&](int i) -> const RowBlock<Ops>& { return blocks[i % 3]; };
+      for (std::int64_t r = 0; r < head.rows.size(); r += Ops::kRowBlock) {
+        const IndexRange rows = block_rows(head, r);
+        if (!sees(rows)) continue;
+        blocks[count % 3] = row_block(head, rows, count % 2);
+        if (count == 0) {
+          score(at(0));
+        } else {
+          const RowBlock<Ops>& middle = at(count - 1);
+          const std::int64_t half = count == 1 ? 0 : middle.rows.size() / 2;
+          if (count > 1) accumulate_while_softening(at(count - 2), middle, half);
+          score_while_softening(at(count), middle, half);
+        }
+        ++count;
+      }
+      if (count == 0) return;
+      const RowBlock<Ops>& last = at(count - 1);
+      if (count > 1) accumulate_while_softening(at(count - 2), last, last.rows.size());
+      if (count == 1) soften(last, 0, last.rows.size());
+      accumulate(last);
+    }
   }
 
-  RowBlock<Ops> row_block(const HeadRows<Ops>& head, const IndexRange& rows) noexcept {
+  IndexRange block_rows(const HeadRows<Ops>& head, std::int64_t r) const noexcept {
+    return {head.rows.begin + r, std::min(head.rows.end, head.rows.begin + r + Ops::kRowBlock)};
+  }
+
+  RowBlock<Ops> row_block(const HeadRows<Ops>& head, const IndexRange& rows,
+                          std::int64_t buffer) const noexcept {
     const KeyRange all = keys_all_see(call_, sequence_, rows);
     const std::int64_t r = rows.begin - head.rows.begin;
-    if (Ops::kPipelined) buffer_ = 1 - buffer_;  // two blocks are under way at once
     return {.kv_head = head.kv_head,
             .rows = rows,
             .q = head.q + r * head.q_stride,
             .q_stride = head.q_stride,
             .sums = head.sums + r * kMaxLanes,
             .states = head.states.from(r),
-            .scores = scratch_.scores + buffer_ * Ops::kRowBlock * chunk_.width,
+            .scores = scratch_.scores + buffer * Ops::kRowBlock * chunk_.width,
+            .weights = reinterpret_cast<typename Ops::A*>(scratch_.weights) +
+                       buffer * Ops::kRowBlock * chunk_.width,
             .all_visible = chunk_.whole() && chunk_.first >= all.begin &&
                            chunk_.first + chunk_.end <= all.end};
   }
@@ -216,18 +234,63 @@ class ChunkOfHead {
     return seen.begin < chunk_.first + chunk_.end && seen.end > chunk_.first + chunk_.begin;
   }
 
-  // The scores of one block, and the rows of another softened meanwhile, evenly spread.
-  void score_while_softening(const RowBlock<Ops>& block, const RowBlock<Ops>& other) noexcept {
+  // Softens the rows [first, last) of a block, some with every call.
+  class Softener {
+   public:
+    Softener(const ChunkOfHead& chunk, const RowBlock<Ops>& block, std::int64_t first,
+             std::int64_t last, std::int64_t num_calls) noexcept
+        : chunk_(chunk),
+          block_(block),
+          row_(first),
+          last_(last),
+          rows_per_call_((last - first + num_calls - 1) / num_calls) {}
+    QUIRE_INLINE void operator()() noexcept {
+      const std::int64_t end = std::min(row_ + rows_per_call_, last_);
+      for (; row_ < end; ++row_) chunk_.soften_one(block_, row_);
+    }
+    void finish() noexcept {
+      for (; row_ < last_; ++row_) chunk_.soften_one(block_, row_);
+    }
+
+   private:
+    const ChunkOfHead& chunk_;
+    const RowBlock<Ops>& block_;
+    std::int64_t row_;
+    std::int64_t last_;
+    std::int64_t rows_per_call_;
+  };
+
+  // The scores of one block, and the rows of another from `first` on softened meanwhile.
+  void score_while_softening(const RowBlock<Ops>& block, const RowBlock<Ops>& other,
+                             std::int64_t first) noexcept {
     const std::int64_t steps =
         (num_vectors_ + 1) / 2 * (padded_dims(call_.spec.head_dim) / Ops::kDimStep);
-    const std::int64_t rows_per_step = (other.rows.size() + steps - 1) / steps;
-    std::int64_t row = 0;
-    const auto meanwhile = [&] {
-      const std::int64_t end = std::min(row + rows_per_step, other.rows.size());
-      for (; row < end; ++row) soften_one(other, row);
-    };
-    score(block, meanwhile);
-    soften(other, row);
+    Softener meanwhile(*this, other, first, other.rows.size(), steps);
+    if (block.rows.size() > Ops::kRowBlock / 2) {
+      score_from(block, [&](const auto& keys) {
+        Ops::multiply_meanwhile(block.q, block.q_stride, keys, num_vectors_, block.scores,
+                                chunk_.width, true, ahead_, meanwhile);
+      });
+    } else {
+      score(block);
+    }
+    meanwhile.finish();
+  }
+
+  // The values of one block, and the rows of another up to `last` softened meanwhile.
+  void accumulate_while_softening(const RowBlock<Ops>& block, const RowBlock<Ops>& other,
+                                  std::int64_t last) noexcept {
+    const std::int64_t columns = (call_.spec.value_dim + 2 * kLanes - 1) / (2 * kLanes);
+    Softener meanwhile(*this, other, 0, last, columns * (num_vectors_ * kLanes / Ops::kKeyStep));
+    if (!per_token_ && block.rows.size() > Ops::kRowBlock / 2) {
+      accumulate_from(block, [&](const auto& values, std::int64_t vectors) {
+        Ops::multiply_meanwhile(block.weights, chunk_.width, values, vectors, block.states.data,
+                                block.states.stride, false, ahead_, meanwhile);
+      });
+    } else {
+      accumulate(block);
+    }
+    meanwhile.finish();
   }
 
   void score(const RowBlock<Ops>& block) noexcept {
@@ -236,14 +299,6 @@ class ChunkOfHead {
                     block.scores, chunk_.width, true, ahead_);
     });
   }
-  template <class Meanwhile>
-  void score(const RowBlock<Ops>& block, Meanwhile& meanwhile) noexcept {
-    score_from(block, [&](const auto& keys) {
-      Ops::multiply_meanwhile(block.q, block.q_stride, keys, num_vectors_, block.scores,
-                              chunk_.width, ahead_, meanwhile);
-    });
-  }
-
   // Calls multiply(keys) with K as it lies, or as a panel.
   template <class Multiply>
   void score_from(const RowBlock<Ops>& block, Multiply&& multiply) noexcept {
@@ -271,30 +326,29 @@ class ChunkOfHead {
           return;
         }
       }
-      if (keys_ != Place::kPanel) pack_plain_keys(rows, dims, k_panel(), chunk_.width);
+      if (keys_ != Place::kPanel) pack_plain_keys(rows, dims, k_panel(), chunk_.width, ahead_);
     }
     keys_ = Place::kPanel;
     multiply(PanelSource<Ops>{k_panel(), chunk_.width, Ops::panel_pairs(dims)});
   }
 
   // The scales of the keys, 1 for absent ones, where each key has its own.
-  void load_scales(const KvScales& scales, std::int64_t kv_head, float* out) const noexcept {
+  void load_scales(const KvScales& scales, const std::int64_t* offsets, std::int64_t kv_head,
+                   float* out) const noexcept {
+    const float* first = scales.data + kv_head * scales.strides.head;
     for (std::int64_t j = 0; j < chunk_.width; ++j) {
-      out[j] = chunk_.k[j] == kAbsent
-                   ? 1.0F
-                   : scales.data[scale_offset(scales, chunk_.block[j], kv_head, chunk_.token[j])];
+      out[j] = chunk_.k[j] == kAbsent ? 1.0F : first[offsets[j]];
     }
   }
   void load_all_scales(std::int64_t kv_head) noexcept {
     k_scale_ = shared_scale(call_.cache, call_.cache.k_scales, kv_head);
     if (!per_token_) return;
-    load_scales(call_.cache.k_scales, kv_head, k_scales_);
-    load_scales(call_.cache.v_scales, kv_head, v_scales_);
+    load_scales(call_.cache.k_scales, chunk_.k_scale, kv_head, k_scales_);
+    load_scales(call_.cache.v_scales, chunk_.v_scale, kv_head, v_scales_);
   }
 
-  // Rows from `row` on.
-  void soften(const RowBlock<Ops>& block, std::int64_t row) const noexcept {
-    for (std::int64_t r = row; r < block.rows.size(); ++r) soften_one(block, r);
+  void soften(const RowBlock<Ops>& block, std::int64_t first, std::int64_t last) const noexcept {
+    for (std::int64_t r = first; r < last; ++r) soften_one(block, r);
   }
 
   void soften_one(const RowBlock<Ops>& block, std::int64_t r) const noexcept {
@@ -316,7 +370,7 @@ class ChunkOfHead {
     if (!block.all_visible) mask_scores(call_, sequence_, row / group, chunk_, num_vectors_, s);
     const float rescale = soften_row<Ops>(s, num_vectors_, factor, per_token_ ? v_scales_ : nullptr,
                                           &block.states.max(r), block.sums + r * kMaxLanes,
-                                          weights() + r * chunk_.width);
+                                          block.weights + r * chunk_.width);
     if (rescale == 1.0F) return;
     float* o = block.states.o(r);
     for (std::int64_t d = 0; d < call_.spec.value_dim; d += kLanes) {
@@ -324,8 +378,7 @@ class ChunkOfHead {
     }
   }
 
-  // V into its panel, once. Infinities and NaN in it are looked for where some row does not see all
-  // keys.
+  // V into its panel, once.
   void pack_values(const RowBlock<Ops>& block, std::int64_t stride) noexcept {
     const std::int64_t dims = call_.spec.value_dim;
     const std::int64_t num_keys = num_units() * kPairTile;
@@ -344,55 +397,67 @@ class ChunkOfHead {
     } else {
       const T* rows[kMaxChunk];
       find_rows(v, chunk_.v, chunk_.width, rows);
-      pack_plain_values(rows, num_keys, dims, v_panel(), stride);
+      pack_plain_values(rows, num_keys, dims, v_panel(), stride, ahead_);
     }
-    values_ = Ops::all_finite(v_panel(), stride, num_keys, dims) ? Place::kPanel
-                                                                 : Place::kPanelWithSpecials;
+    values_ = Place::kPanel;
   }
 
-  // True if V was used where it lies.
-  bool accumulate_in_place(const RowBlock<Ops>& block, std::int64_t vectors) const noexcept {
+  // Infinities and NaN in the panel of V, for rows that do not see all of it.
+  void look_for_specials(std::int64_t stride) noexcept {
+    const bool finite = Ops::all_finite(v_panel(), stride, num_units() * kPairTile,
+                                        std::int64_t{call_.spec.value_dim});
+    values_ = finite ? Place::kFinitePanel : Place::kPanelWithSpecials;
+  }
+
+  // Calls multiply(values, vectors) with V as it lies, if it may be used so.
+  template <class Multiply>
+  bool accumulate_in_place(const RowBlock<Ops>& block, std::int64_t vectors,
+                           Multiply& multiply) const noexcept {
     const std::int64_t dims = call_.spec.value_dim;
     if (!block.all_visible || item_.rows.size() > Ops::kInPlaceRows || dims % kLanes != 0) {
       return false;
     }
     const T* v = head_of(call_.cache.v, call_.cache.v_strides, block.kv_head);
-    const std::int64_t num_rows = block.rows.size();
     if (tiled()) {
       if (call_.cache.format.v_in_k) return false;
       TiledValues<Ops, T> values;
       values.tile_stride = call_.cache.format.block_size * std::int64_t{kPairTile};
       values.num_segments = chunk_.width / kPairTile;
       find_units<false>(v, chunk_.v, chunk_.width, values.units);
-      Ops::multiply(weights(), per_token_, chunk_.width, num_rows, values, vectors,
-                    block.states.data, block.states.stride, false, ahead_);
+      multiply(values, vectors);
       return true;
     }
     if constexpr (Ops::kPlainInPlace) {
       const T* rows[kMaxChunk];
       find_rows(v, chunk_.v, chunk_.width, rows);
-      Ops::multiply(weights(), per_token_, chunk_.width, num_rows,
-                    PlainValues<Ops, T>{rows, chunk_.width / 2}, vectors, block.states.data,
-                    block.states.stride, false, ahead_);
+      multiply(PlainValues<Ops, T>{rows, chunk_.width / 2}, vectors);
       return true;
     }
     return false;
   }
 
-  void accumulate(const RowBlock<Ops>& block) noexcept {
+  // Calls multiply(values, vectors) with V as it lies or as a panel, unless a row must not touch
+  // some of it.
+  template <class Multiply>
+  void accumulate_from(const RowBlock<Ops>& block, Multiply&& multiply) noexcept {
     const std::int64_t vectors = (call_.spec.value_dim + kLanes - 1) / kLanes;
-    if (accumulate_in_place(block, vectors)) return;
+    if (accumulate_in_place(block, vectors, multiply)) return;
     const std::int64_t stride = padded_dims(call_.spec.value_dim);
     if (values_ == Place::kUnknown) pack_values(block, stride);
-    const std::int64_t num_rows = block.rows.size();
-    if (values_ == Place::kPanel || block.all_visible) {
-      Ops::multiply(weights(), per_token_, chunk_.width, num_rows,
-                    PanelSource<Ops>{v_panel(), stride, num_vectors_ * kLanes / 2}, vectors,
-                    block.states.data, block.states.stride, false, ahead_);
+    if (values_ == Place::kPanel && !block.all_visible) look_for_specials(stride);
+    if (values_ != Place::kPanelWithSpecials || block.all_visible) {
+      multiply(PanelSource<Ops>{v_panel(), stride, num_vectors_ * kLanes / 2}, vectors);
     } else {
-      Ops::accumulate_careful(weights(), chunk_.width, num_rows, per_token_, v_panel(), stride,
-                              chunk_.end, vectors, block.states);
+      Ops::accumulate_careful(block.weights, chunk_.width, block.rows.size(), per_token_, v_panel(),
+                              stride, chunk_.end, vectors, block.states);
     }
+  }
+
+  void accumulate(const RowBlock<Ops>& block) noexcept {
+    accumulate_from(block, [&](const auto& values, std::int64_t vectors) {
+      Ops::multiply(block.weights, per_token_, chunk_.width, block.rows.size(), values, vectors,
+                    block.states.data, block.states.stride, false, ahead_);
+    });
   }
 
   const AttendCall& call_;
@@ -405,7 +470,6 @@ class ChunkOfHead {
   bool plain_scores_;         // nothing is added to them
   bool per_token_;            // every key has its scales
   float k_scale_ = 1.0F;      // else of all keys of the head
-  std::int64_t buffer_ = 0;   // of scores
   Place keys_ = Place::kUnknown;
   Place values_ = Place::kUnknown;
   alignas(64) float k_scales_[kMaxChunk];

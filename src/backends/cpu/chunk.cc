@@ -6,16 +6,27 @@
 namespace quire::cpu {
 namespace {
 
-void place(const AttendCall& call, std::int64_t sequence, std::int64_t key, std::int64_t lane,
-           Chunk& chunk) noexcept {
-  const std::int64_t block_size = call.cache.format.block_size;
-  const std::int64_t slot = key_slot(call.batch.kv.blocks, block_size, sequence, key);
-  const std::int64_t block = slot / block_size;
-  const std::int64_t token = slot % block_size;
-  chunk.block[lane] = block;
-  chunk.token[lane] = static_cast<std::int32_t>(token);
-  chunk.k[lane] = element_offset(call.cache, KvTensor::kK, block, 0, token, 0);
-  chunk.v[lane] = element_offset(call.cache, KvTensor::kV, block, 0, token, 0);
+// Keys of one block, side by side in a plain layout, two by two in a tiled one. `lane` is the first
+// key's.
+void place_run(const AttendCall& call, std::int64_t block, std::int64_t token, std::int64_t lane,
+               std::int64_t end, Chunk& chunk) noexcept {
+  const KvCacheView& cache = call.cache;
+  const std::int64_t k = element_offset(cache, KvTensor::kK, block, 0, 0, 0);
+  const std::int64_t v = element_offset(cache, KvTensor::kV, block, 0, 0, 0);
+  const bool plain = cache.format.layout == KvLayoutId::kPlain;
+  const bool v_like_k = cache.format.v_in_k;
+  for (; lane < end; ++lane, ++token) {
+    chunk.block[lane] = block;
+    chunk.token[lane] = static_cast<std::int32_t>(token);
+    if (plain) {
+      chunk.k[lane] = k + token * cache.k_strides.token;
+      chunk.v[lane] = v + token * cache.v_strides.token;
+    } else {
+      const std::int64_t tiled = pair_tiled_k(cache.head_dim, token, 0);
+      chunk.k[lane] = k + tiled;
+      chunk.v[lane] = v + (v_like_k ? tiled : pair_tiled_v(cache.format.block_size, token, 0));
+    }
+  }
 }
 
 void leave_out(Chunk& chunk, std::int64_t lane) noexcept {
@@ -41,23 +52,28 @@ void locate(const AttendCall& call, std::int64_t sequence, const KeyRange& keys,
   const bool tree = view.tree_bits != nullptr;
   const std::int64_t first_old = tree ? first_old_key_seen(call.spec.mask, view) : 0;
 
-  // Inside a block offsets advance by one stride; only its first key is looked up.
   const std::int64_t block_size = call.cache.format.block_size;
-  const bool plain = call.cache.format.layout == KvLayoutId::kPlain;
-  for (std::int64_t lane = chunk.begin; lane < chunk.end; ++lane) {
+  const bool ragged = call.batch.kv.blocks.kind == BlockTables::Kind::kRagged;
+  std::int64_t lane = chunk.begin;
+  while (lane < chunk.end) {
     if (tree && !is_seen_in_tree(call.spec.mask, view, first_old, chunk.first + lane)) {
-      leave_out(chunk, lane);
+      leave_out(chunk, lane++);
       continue;
     }
-    const std::int64_t in_block = (chunk.first + lane) % block_size;
-    if (plain && lane > chunk.begin && in_block != 0 && chunk.k[lane - 1] != kAbsent &&
-        call.batch.kv.blocks.kind != BlockTables::Kind::kRagged) {
-      chunk.block[lane] = chunk.block[lane - 1];
-      chunk.token[lane] = chunk.token[lane - 1] + 1;
-      chunk.k[lane] = chunk.k[lane - 1] + call.cache.k_strides.token;
-      chunk.v[lane] = chunk.v[lane - 1] + call.cache.v_strides.token;
-    } else {
-      place(call, sequence, chunk.first + lane, lane, chunk);
+    const std::int64_t slot =
+        key_slot(call.batch.kv.blocks, block_size, sequence, chunk.first + lane);
+    const std::int64_t block = slot / block_size;
+    const std::int64_t token = slot - block * block_size;
+    const std::int64_t run = tree || ragged ? 1 : block_size - token;
+    const std::int64_t end = std::min(chunk.end, lane + run);
+    place_run(call, block, token, lane, end, chunk);
+    lane = end;
+  }
+  if (call.cache.format.scales == ScaleGranularity::kPerTokenHead) {
+    for (std::int64_t i = chunk.begin; i < chunk.end; ++i) {
+      if (chunk.k[i] == kAbsent) continue;
+      chunk.k_scale[i] = scale_offset(call.cache.k_scales, chunk.block[i], 0, chunk.token[i]);
+      chunk.v_scale[i] = scale_offset(call.cache.v_scales, chunk.block[i], 0, chunk.token[i]);
     }
   }
 }

@@ -20,8 +20,10 @@ struct Chunk {
   std::int64_t first = 0;
   std::int64_t begin = 0;
   std::int64_t end = 0;
-  std::int64_t k[kMaxChunk];  // element offsets into cache.k
-  std::int64_t v[kMaxChunk];  // into cache.v
+  std::int64_t k[kMaxChunk];        // element offsets into cache.k
+  std::int64_t v[kMaxChunk];        // into cache.v
+  std::int64_t k_scale[kMaxChunk];  // into the scales of K, where every key has its own
+  std::int64_t v_scale[kMaxChunk];
   std::int64_t block[kMaxChunk];
   std::int32_t token[kMaxChunk];  // in the block
 

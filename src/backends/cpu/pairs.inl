@@ -101,7 +101,7 @@ QUIRE_INLINE Bf16x64 interleave(__m512i even, __m512i odd) noexcept {
 
 template <class T>
 inline void pack_plain_keys(const T* const* rows, std::int64_t dims, BFloat16* panel,
-                            std::int64_t width) noexcept {
+                            std::int64_t width, PrefetchWalk& ahead) noexcept {
   for (std::int64_t j = 0; j < width; j += 16) {
     for (std::int64_t d = 0; d < dims; d += 32) {
       Vec block[16];
@@ -112,6 +112,7 @@ inline void pack_plain_keys(const T* const* rows, std::int64_t dims, BFloat16* p
                                                        : _mm512_setzero_si512());
       }
       transpose(block);
+      ahead.template steps<static_cast<int>(16 * 32 * sizeof(T) / 64)>();
       QUIRE_UNROLL
       for (int i = 0; i < 16; ++i) {
         store_bf16(panel + (d / 2 + i) * 2 * width + 2 * j, _mm512_castps_si512(block[i]));
@@ -134,13 +135,14 @@ inline void pack_tiled_keys(const T* const* units, std::int64_t dims, BFloat16* 
 
 template <class T>
 inline void pack_plain_values(const T* const* rows, std::int64_t num_keys, std::int64_t dims,
-                              BFloat16* panel, std::int64_t stride) noexcept {
+                              BFloat16* panel, std::int64_t stride, PrefetchWalk& ahead) noexcept {
   for (std::int64_t j = 0; j < num_keys; j += 2) {
     for (std::int64_t d = 0; d < dims; d += 32) {
       const auto load = [&](const T* row) __attribute__((always_inline)) {
         return row != nullptr ? load_bf16_part(row + d, dims - d) : _mm512_setzero_si512();
       };
       const Bf16x64 x = interleave(load(rows[j]), load(rows[j + 1]));
+      ahead.template steps<static_cast<int>(2 * 32 * sizeof(T) / 64)>();
       store_bf16(panel + j * stride + 2 * d, x.low);
       store_bf16(panel + j * stride + 2 * d + 32, x.high);
     }

@@ -43,7 +43,7 @@ inline void find_units(const T* head, const std::int64_t* offsets, std::int64_t 
 
 template <class T>
 inline void pack_plain_keys(const T* const* rows, std::int64_t dims, float* panel,
-                            std::int64_t width) noexcept {
+                            std::int64_t width, PrefetchWalk& ahead) noexcept {
   for (std::int64_t j = 0; j < width; j += kLanes) {
     for (std::int64_t d = 0; d < dims; d += kLanes) {
       Vec block[kLanes];
@@ -52,6 +52,7 @@ inline void pack_plain_keys(const T* const* rows, std::int64_t dims, float* pane
         block[i] = rows[j + i] != nullptr ? load_part(rows[j + i] + d, dims - d) : zero();
       }
       transpose(block);
+      ahead.template steps<static_cast<int>(kLanes * kLanes * sizeof(T) / 64) + 1>();
       QUIRE_UNROLL
       for (int i = 0; i < kLanes; ++i) store(panel + (d + i) * width + j, block[i]);
     }
@@ -75,8 +76,9 @@ inline void pack_tiled_keys(const T* const* units, std::int64_t dims, float* pan
 
 template <class T>
 inline void pack_plain_values(const T* const* rows, std::int64_t num_keys, std::int64_t dims,
-                              float* panel, std::int64_t stride) noexcept {
+                              float* panel, std::int64_t stride, PrefetchWalk& ahead) noexcept {
   for (std::int64_t j = 0; j < num_keys; ++j) {
+    ahead.step();
     for (std::int64_t d = 0; d < dims; d += kLanes) {
       store(panel + j * stride + d, rows[j] != nullptr ? load_part(rows[j] + d, dims - d) : zero());
     }

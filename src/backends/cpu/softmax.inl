@@ -116,8 +116,13 @@ QUIRE_INLINE float soften_row(const float* s, std::int64_t num_vectors, float fa
                               const float* v_scales, float* max, float* sums,
                               typename Ops::A* p) noexcept {
   Vec top = set1(kNegativeInfinity);
-  for (std::int64_t i = 0; i < num_vectors; ++i) {
-    top = max_of(mul(load(s + i * kLanes), set1(factor)), top);
+  if (factor > 0.0F) {
+    for (std::int64_t i = 0; i < num_vectors; ++i) top = max_of(load(s + i * kLanes), top);
+    top = mul(top, set1(factor));
+  } else {  // a negative scale turns the order around, and 0 * -inf is NaN
+    for (std::int64_t i = 0; i < num_vectors; ++i) {
+      top = max_of(mul(load(s + i * kLanes), set1(factor)), top);
+    }
   }
   float rescale = 1.0F;
   if (any_greater(top, set1(*max + kMaxSlack)) || *max == kNegativeInfinity) {

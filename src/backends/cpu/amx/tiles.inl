@@ -197,12 +197,13 @@ struct AmxDot : Bf16Base {
     }
   }
 
-  // C = A B of more than 16 rows; calls meanwhile() between the steps, for work that has nothing
+  // C (+)= A B of more than 16 rows; calls meanwhile() between the steps, for work that has nothing
   // to do with tiles: the core does both at once.
   template <class B, class Meanwhile>
   static void multiply_meanwhile(const BFloat16* a, std::int64_t a_stride, const B& b,
                                  std::int64_t num_vectors, float* c, std::int64_t c_stride,
-                                 PrefetchWalk& ahead, Meanwhile& meanwhile) noexcept {
-    multiply_rows<2, false>(a, a_stride, b, num_vectors, c, c_stride, true, ahead, meanwhile);
+                                 bool from_zero, PrefetchWalk& ahead,
+                                 Meanwhile& meanwhile) noexcept {
+    multiply_rows<2, false>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead, meanwhile);
   }
 };
