@@ -65,6 +65,10 @@ struct TensorAppend {
     return out + slot / block_size * strides.block + head * strides.head;
   }
 
+  bool rows_of_head_lie_together() const noexcept {
+    return !tiled && std::abs(strides.token) < std::abs(strides.head);
+  }
+
   // The divisor of a row; its scale is stored where it is computed here.
   Divisor divisor(const S* row, std::int64_t slot, std::int64_t head) const noexcept {
     if (granularity == ScaleGranularity::kNone) return {};
@@ -182,6 +186,9 @@ struct TensorAppend {
       __builtin_prefetch(reinterpret_cast<const char*>(from) + at);
     }
   }
+  void prefetch_row(const S* from) const noexcept {
+    for (std::int64_t d = 0; d < dims; d += kLineElements<T>) prefetch_elements(from + d);
+  }
   // Lines that follow each other, `count` elements in all.
   void put_run(T* to, const Line* lines, std::int64_t count, bool aligned) const noexcept {
     for (; count >= kLineElements<T>; count -= kLineElements<T>, to += kLineElements<T>) {
@@ -204,6 +211,33 @@ inline bool fills_tile(const AppendCall& call, std::int64_t first, std::int64_t 
   return true;
 }
 
+// Rows of a share on their own. In the order in which they lie in the cache: the rows of a head, or
+// the heads of a row, one after the other. Where that is not the order of the source, fetches
+// ahead.
+template <class T, class S>
+inline void append_single_rows(const AppendCall& call, const TensorAppend<T, S>& append,
+                               const IndexRange& rows, const IndexRange& heads) noexcept {
+  if (!append.rows_of_head_lie_together()) {
+    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+      if (call.slots[row] < 0) continue;
+      for (std::int64_t head = heads.begin; head < heads.end; ++head) {
+        append.store_row(row, call.slots[row], head);
+      }
+    }
+    return;
+  }
+  for (std::int64_t head = heads.begin; head < heads.end; ++head) {
+    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+      if (head + 1 < heads.end) {
+        append.prefetch_row(append.row_at(row, head + 1));
+      } else if (row + rows.size() < call.slots.size) {
+        append.prefetch_row(append.row_at(row + rows.size(), heads.begin));
+      }
+      if (call.slots[row] >= 0) append.store_row(row, call.slots[row], head);
+    }
+  }
+}
+
 template <class T, class S>
 inline void append_tensor(const AppendCall& call, const AppendShare& share,
                           KvTensor tensor) noexcept {
@@ -224,12 +258,9 @@ inline void append_tensor(const AppendCall& call, const AppendShare& share,
         continue;
       }
     }
-    if (call.slots[row] >= 0) {
-      for (std::int64_t head = heads.begin; head < heads.end; ++head) {
-        append.store_row(row, call.slots[row], head);
-      }
-    }
-    ++row;
+    const std::int64_t end = append.tiled ? row + 1 : std::min(row + kTile, share.rows.end);
+    append_single_rows(call, append, {row, end}, heads);
+    row = end;
   }
 }
 

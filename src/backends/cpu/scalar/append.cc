@@ -2,6 +2,7 @@
 // The append of the portable level: no instruction beyond the target's baseline.
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <type_traits>
 
 #include "backends/cpu/append_call.h"
