@@ -5,8 +5,8 @@
 
 inline constexpr int kLanes = 4;
 inline constexpr int kBlockVectors = 2;  // 4 rows of 2 accumulators, of 16 registers
-typedef float Vec __attribute__((vector_size(16)));
-typedef std::int32_t IntVec __attribute__((vector_size(16)));
+using Vec = float __attribute__((vector_size(16)));
+using IntVec = std::int32_t __attribute__((vector_size(16)));
 
 QUIRE_INLINE Vec load(const float* p) noexcept {
   Vec x;
@@ -49,7 +49,7 @@ QUIRE_INLINE Vec fma(Vec a, Vec b, Vec c) noexcept {
 }
 // a * b - c, rounded once: the difference of two large numbers that must cancel.
 QUIRE_INLINE Vec exact_fms(Vec a, Vec b, Vec c) noexcept {
-  typedef double Wide __attribute__((vector_size(32)));
+  using Wide = double __attribute__((vector_size(32)));
   const Wide product = __builtin_convertvector(a, Wide) * __builtin_convertvector(b, Wide);
   return __builtin_convertvector(product - __builtin_convertvector(c, Wide), Vec);
 }
