@@ -36,6 +36,12 @@ void* allocate(std::size_t size) {
 [[gnu::noinline]] void* operator new[](std::size_t size) {
   return allocate(size);
 }
+[[gnu::noinline]] void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
+  return num_allowed == 0 ? nullptr : std::malloc(size == 0 ? 1 : size);
+}
+[[gnu::noinline]] void operator delete(void* memory, const std::nothrow_t&) noexcept {
+  std::free(memory);
+}
 [[gnu::noinline]] void operator delete(void* memory) noexcept {
   std::free(memory);
 }
