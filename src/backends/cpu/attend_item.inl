@@ -368,9 +368,14 @@ class ChunkOfHead {
       factor = kLog2E;
     }
     if (!block.all_visible) mask_scores(call_, sequence_, row / group, chunk_, num_vectors_, s);
-    const float rescale = soften_row<Ops>(s, num_vectors_, factor, per_token_ ? v_scales_ : nullptr,
-                                          &block.states.max(r), block.sums + r * kMaxLanes,
-                                          block.weights + r * chunk_.width);
+    const auto soften_vectors = [&]<int kCount>() {
+      return soften_row<Ops, kCount>(s, num_vectors_, factor, per_token_ ? v_scales_ : nullptr,
+                                     &block.states.max(r), block.sums + r * kMaxLanes,
+                                     block.weights + r * chunk_.width);
+    };
+    constexpr int kFull = Ops::kWideChunk / kLanes;
+    const float rescale = num_vectors_ == kFull ? soften_vectors.template operator()<kFull>()
+                                                : soften_vectors.template operator()<0>();
     if (rescale == 1.0F) return;
     float* o = block.states.o(r);
     for (std::int64_t d = 0; d < call_.spec.value_dim; d += kLanes) {

@@ -110,6 +110,12 @@ bool PrefetchWalk::advance_piece() noexcept {
   return true;
 }
 
+const char* PrefetchWalk::step_across(const char* line, int num_lines) noexcept {
+  line_ = line;
+  for (int i = 0; i < num_lines; ++i) step();
+  return line_;
+}
+
 void PrefetchWalk::add_tokens(const KvCacheView& cache, KvTensor tensor, std::int64_t offset,
                               std::int64_t tokens, const IndexRange& kv_heads) noexcept {
   const bool is_k = tensor == KvTensor::kK;

@@ -40,6 +40,7 @@ class PrefetchWalk {
   void begin(const AttendCall& call, const Chunk& chunk, const IndexRange& kv_heads) noexcept;
   void clear() noexcept { num_pieces_ = 0, piece_ = 0, line_ = end_ = nullptr, left_ = 0; }
 
+  bool done() const noexcept { return line_ == end_ && left_ == 0 && piece_ == num_pieces_; }
   [[gnu::always_inline]] void step() noexcept {
     if (line_ == end_ && !advance()) return;
     __builtin_prefetch(line_, 0, 2);
@@ -57,6 +58,33 @@ class PrefetchWalk {
     if (line_ == end_ && left_ == 0 && piece_ == num_pieces_) return;
     for (int i = 0; i < kCount; ++i) step();
   }
+
+  // The place in the walk, for a loop that keeps it in registers: through memory every step would
+  // wait for the one before. Only one at a time.
+  class Cursor {
+   public:
+    explicit Cursor(PrefetchWalk& walk) noexcept
+        : walk_(walk), line_(walk.line_), end_(walk.end_) {}
+    Cursor(const Cursor&) = delete;
+    Cursor& operator=(const Cursor&) = delete;
+    [[gnu::always_inline]] ~Cursor() { walk_.line_ = line_; }
+
+    template <int kLines>
+    [[gnu::always_inline]] void step() noexcept {
+      if (end_ - line_ >= kLines * kLine) [[likely]] {
+        for (int i = 0; i < kLines; ++i) __builtin_prefetch(line_ + i * kLine, 0, 2);
+        line_ += kLines * kLine;
+      } else if (kLines > 0) {
+        line_ = walk_.step_across(line_, kLines);
+        end_ = walk_.end_;
+      }
+    }
+
+   private:
+    PrefetchWalk& walk_;
+    const char* line_;
+    const char* end_;
+  };
 
  private:
   static constexpr std::int64_t kLine = 64;
@@ -76,6 +104,8 @@ class PrefetchWalk {
     return advance_piece();
   }
   bool advance_piece() noexcept;
+  // Steps from `line` of the current range into the next ones; returns the new place.
+  const char* step_across(const char* line, int num_lines) noexcept;
 
   Piece pieces_[2 * kMaxChunk];
   int num_pieces_ = 0;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <limits>
 #include <new>
 #include <span>
 #include <thread>
@@ -28,6 +27,8 @@ struct Level {
   const char* name;
   AttendItem attend_item;
   AppendRows append_rows;
+  StoreRows store_rows;
+  MergeStates merge_states;
   bool (*present)(const CpuFeatures& features);
   bool (*preferred)(const CpuFeatures& features);  // before those that follow
 };
@@ -47,6 +48,8 @@ constexpr Level kLevels[] = {
     {.name = "amx",
      .attend_item = amx::attend_item,
      .append_rows = avx512::append_rows,
+     .store_rows = avx512::store_rows,
+     .merge_states = avx512::merge_states,
      .present =
          [](const CpuFeatures& cpu) {
            return cpu.amx_bf16 && has_bf16(cpu) && amx::request_tiles();
@@ -56,22 +59,30 @@ constexpr Level kLevels[] = {
     {.name = "avx512_bf16",
      .attend_item = avx512_bf16::attend_item,
      .append_rows = avx512::append_rows,
+     .store_rows = avx512::store_rows,
+     .merge_states = avx512::merge_states,
      .present = has_bf16,
      .preferred = [](const CpuFeatures& cpu) { return cpu.vendor != "GenuineIntel"; }},
     {.name = "avx512",
      .attend_item = avx512::attend_item,
      .append_rows = avx512::append_rows,
+     .store_rows = avx512::store_rows,
+     .merge_states = avx512::merge_states,
      .present = [](const CpuFeatures& cpu) { return cpu.avx512; },
      .preferred = always},
     {.name = "avx2",
      .attend_item = avx2::attend_item,
      .append_rows = avx2::append_rows,
+     .store_rows = avx2::store_rows,
+     .merge_states = avx2::merge_states,
      .present = [](const CpuFeatures& cpu) { return cpu.avx2 && cpu.f16c; },
      .preferred = always},
 #endif
     {.name = "scalar",
      .attend_item = scalar::attend_item,
      .append_rows = scalar::append_rows,
+     .store_rows = scalar::store_rows,
+     .merge_states = scalar::merge_states,
      .present = always,
      .preferred = always},
 };
@@ -197,35 +208,33 @@ void wait_for_count(const std::atomic<int>& count, std::int64_t target) noexcept
 }
 
 // Joins the splits of one unit and kv head in their order, once all are there.
-void merge_part(const AttendCall& call, const CpuPrepared& prepared, std::int64_t index,
-                const RowStates& total) noexcept {
+void merge_part(const Level& level, const AttendCall& call, const CpuPrepared& prepared,
+                std::int64_t index, const RowStates& total) noexcept {
   const MergePart part = merge_part_at(prepared.plan_spec, prepared.plan, prepared.order, index);
   const Merge& merge = part.merge;
   wait_for_count(prepared.done[part.index], part.num_feeders);
   const std::int64_t num_rows = merge.rows.size();
   for (std::int64_t head = merge.kv_heads.begin; head < merge.kv_heads.end; ++head) {
-    for (std::int64_t r = 0; r < num_rows; ++r) {
-      total.max(r) = -std::numeric_limits<float>::infinity();
-      total.sum(r) = 0.0F;
-      std::fill_n(total.o(r), total.value_dim, 0.0F);
+    const auto split_states = [&](std::int64_t split) {
+      return prepared.partials.from(merge.partials.at(split, head, merge.rows.begin));
+    };
+    std::copy_n(split_states(0).data, num_rows * total.stride, total.data);
+    for (std::int64_t split = 1; split < merge.num_splits; ++split) {
+      level.merge_states(split_states(split), num_rows, total);
     }
-    for (std::int64_t split = 0; split < merge.num_splits; ++split) {
-      const std::int64_t row = merge.partials.at(split, head, merge.rows.begin);
-      merge_states(prepared.partials.from(row), num_rows, total);
-    }
-    store_rows(call, merge.sequence, head, merge.rows, total);
+    level.store_rows(call, merge.sequence, head, merge.rows, total);
   }
 }
 
 // What follows the keys of an item: its rows are done, or wait for the other splits.
-void finish_item(const AttendCall& call, const CpuPrepared& prepared, const WorkItem& item,
-                 const Scratch& scratch) noexcept {
+void finish_item(const Level& level, const AttendCall& call, const CpuPrepared& prepared,
+                 const WorkItem& item, const Scratch& scratch) noexcept {
   const std::int64_t num_rows = item.rows.size();
   for (std::int64_t head = item.kv_heads.begin; head < item.kv_heads.end; ++head) {
     const RowStates states =
         scratch.states.from((head - item.kv_heads.begin) * head_row_stride(num_rows));
     if (item.num_splits == 1) {
-      store_rows(call, item.sequence, head, item.rows, states);
+      level.store_rows(call, item.sequence, head, item.rows, states);
     } else {
       const std::int64_t row = item.partials.at(item.split, head, item.rows.begin);
       std::copy_n(states.data, num_rows * states.stride, prepared.partials.o(row));
@@ -237,7 +246,7 @@ void finish_item(const AttendCall& call, const CpuPrepared& prepared, const Work
 // What one thread does: takes parts of items until none is left, then merges. While there are
 // plenty, it takes the next before it begins one, to fetch its first keys meanwhile; the last ones
 // are left for whoever is free.
-void attend_parts(const AttendCall& call, const CpuPrepared& prepared, AttendItem attend_item,
+void attend_parts(const Level& level, const AttendCall& call, const CpuPrepared& prepared,
                   std::atomic<std::int64_t>& counter, const Scratch& scratch) noexcept {
   const WorkOrder& order = prepared.order;
   const auto take = [&counter] { return counter.fetch_add(1, std::memory_order_relaxed); };
@@ -253,9 +262,9 @@ void attend_parts(const AttendCall& call, const CpuPrepared& prepared, AttendIte
     std::int64_t next_index = plenty ? take() : order.num_parts;
     WorkItem next = item_at(next_index);
     if (item.kv_heads.size() > 0) {
-      attend_item(call, item, next.kv_heads.size() > 0 ? &next : nullptr, scratch);
+      level.attend_item(call, item, next.kv_heads.size() > 0 ? &next : nullptr, scratch);
     }
-    finish_item(call, prepared, item, scratch);
+    finish_item(level, call, prepared, item, scratch);
     if (!plenty) {
       next_index = take();
       next = item_at(next_index);
@@ -264,7 +273,7 @@ void attend_parts(const AttendCall& call, const CpuPrepared& prepared, AttendIte
     item = next;
   }
   for (; index < order.num_parts + order.num_merges; index = take()) {
-    merge_part(call, prepared, index - order.num_parts, scratch.states);
+    merge_part(level, call, prepared, index - order.num_parts, scratch.states);
   }
 }
 
@@ -330,7 +339,7 @@ class CpuBackend final : public HostBackend {
     alignas(64) std::atomic<std::int64_t> next_part{0};
     const std::int64_t num_workers = std::min(mine.order.num_threads, mine.order.num_parts);
     pool_.run(num_workers, [&](std::int64_t, int thread) noexcept {
-      attend_parts(call, mine, level_.attend_item, next_part, mine.scratch(thread));
+      attend_parts(level_, call, mine, next_part, mine.scratch(thread));
     });
   }
 

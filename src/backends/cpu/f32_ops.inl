@@ -4,11 +4,9 @@
 struct F32 {
   using A = float;      // of Q and of weights
   using Panel = float;  // [k][columns]
-  struct Factor {
-    Vec even;
-    Vec odd;
-  };
   using Pair = LevelPair;
+  using Operand = Vec;
+  static constexpr int kHalves = 2;
   static constexpr int kVectors = kBlockVectors;
   static constexpr int kExp2Degree = 5;
   static constexpr std::int64_t kKeyStep = kLanes;  // scores are computed for multiples of it
@@ -22,10 +20,15 @@ struct F32 {
   static constexpr bool kPlainInPlace = true;  // plain rows of V
   static constexpr bool kPipelined = false;    // scores of a block while another is softened
 
-  QUIRE_INLINE static Factor broadcast(const float* a) noexcept { return {set1(a[0]), set1(a[1])}; }
-  QUIRE_INLINE static Vec madd(Vec sum, const Pair& x, const Factor& factor) noexcept {
-    return fma(x.odd, factor.odd, fma(x.even, factor.even, sum));
+  template <int kHalf>
+  QUIRE_INLINE static Vec operand(const Pair& x) noexcept {
+    return kHalf == 0 ? x.even : x.odd;
   }
+  template <int kHalf>
+  QUIRE_INLINE static Vec broadcast(const float* a) noexcept {
+    return set1(a[kHalf]);
+  }
+  QUIRE_INLINE static Vec madd(Vec sum, Vec x, Vec factor) noexcept { return fma(x, factor, sum); }
 
   static constexpr std::int64_t panel_pairs(std::int64_t dims) noexcept { return (dims + 1) / 2; }
 

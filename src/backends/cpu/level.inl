@@ -9,6 +9,7 @@
 #include "backends/cpu/softmax.inl"
 #include "backends/cpu/f32_ops.inl"
 #include "backends/cpu/attend_item.inl"
+#include "backends/cpu/finish_rows.inl"
 // clang-format on
 
 void attend_item(const AttendCall& call, const WorkItem& item, const WorkItem* next,

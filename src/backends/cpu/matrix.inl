@@ -6,13 +6,18 @@
 // k goes in steps of two, as the pair-tiled layout stores it. A source of B has
 //   num_segments        runs of `pairs` steps
 //   at<n>(segment, vector).load(v, pair)     Ops::Pair of columns vector + v, step `pair`
-// Ops says what A holds and how a pair is multiplied (F32: two fused multiply-adds).
+// Ops says what A holds and how a step is multiplied, in kHalves parts: operand<half>(pair) and
+// broadcast<half>(a) go into one madd. F32 has two, each one fused multiply-add; the columns of one
+// are loaded after those of the other are done with, or the accumulators would not stay in
+// registers.
 
-// Of one block: kRows x kVectors accumulators in registers. Fetches what is read next as it goes.
-template <class Ops, int kRows, int kVectors, class B>
-inline void multiply_block(const typename Ops::A* a, std::int64_t a_stride, const B& b,
-                           std::int64_t vector, float* c, std::int64_t c_stride, bool from_zero,
-                           PrefetchWalk& ahead) noexcept {
+// Of one block: kRows x kVectors accumulators in registers. Fetches kFetch lines of what is read
+// next at every step: as much as is read where B lies in the cache; from a panel, which is read
+// many times, the first blocks of rows fetch everything and the others nothing.
+template <class Ops, int kRows, int kVectors, int kFetch, class B>
+void multiply_block(const typename Ops::A* a, std::int64_t a_stride, const B& b,
+                    std::int64_t vector, float* c, std::int64_t c_stride, bool from_zero,
+                    PrefetchWalk& ahead) noexcept {
   Vec sum[kRows][kVectors];
   QUIRE_UNROLL
   for (int r = 0; r < kRows; ++r) {
@@ -21,21 +26,26 @@ inline void multiply_block(const typename Ops::A* a, std::int64_t a_stride, cons
       sum[r][v] = from_zero ? zero() : load(c + r * c_stride + (vector + v) * kLanes);
     }
   }
+  PrefetchWalk::Cursor fetch(ahead);
   for (std::int64_t segment = 0; segment < b.num_segments; ++segment) {
     const auto columns = b.template at<kVectors>(segment, vector);
     for (std::int64_t pair = 0; pair < b.pairs; ++pair, a += 2) {
-      typename Ops::Pair x[kVectors];
-      QUIRE_UNROLL
-      for (int v = 0; v < kVectors; ++v) {
-        x[v] = columns.load(v, pair);
-        ahead.step();
-      }
-      QUIRE_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        const typename Ops::Factor factor = Ops::broadcast(a + r * a_stride);
+      const auto multiply_half = [&]<int kHalf>() QUIRE_INLINE_LAMBDA {
+        typename Ops::Operand x[kVectors];
         QUIRE_UNROLL
-        for (int v = 0; v < kVectors; ++v) sum[r][v] = Ops::madd(sum[r][v], x[v], factor);
-      }
+        for (int v = 0; v < kVectors; ++v) {
+          x[v] = Ops::template operand<kHalf>(columns.load(v, pair));
+        }
+        QUIRE_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          const typename Ops::Operand factor = Ops::template broadcast<kHalf>(a + r * a_stride);
+          QUIRE_UNROLL
+          for (int v = 0; v < kVectors; ++v) sum[r][v] = Ops::madd(sum[r][v], x[v], factor);
+        }
+      };
+      multiply_half.template operator()<0>();
+      if constexpr (Ops::kHalves == 2) multiply_half.template operator()<1>();
+      if constexpr (kFetch > 0) fetch.template step<kFetch>();
     }
   }
   QUIRE_UNROLL
@@ -45,21 +55,29 @@ inline void multiply_block(const typename Ops::A* a, std::int64_t a_stride, cons
   }
 }
 
-// All rows of a range of kVectors vectors, in blocks of 6, 4, 2 and 1.
-template <class Ops, int kVectors, class B>
-inline void multiply_columns(const typename Ops::A* a, std::int64_t a_stride, std::int64_t rows,
-                             const B& b, std::int64_t vector, float* c, std::int64_t c_stride,
-                             bool from_zero, PrefetchWalk& ahead) noexcept {
+// All rows of a range of kVectors vectors, in blocks of kMaxRows (6, or 8 with half the vectors),
+// 4, 2 and 1.
+template <class Ops, int kMaxRows, int kVectors, class B>
+void multiply_columns(const typename Ops::A* a, std::int64_t a_stride, std::int64_t rows,
+                      const B& b, std::int64_t vector, float* c, std::int64_t c_stride,
+                      bool from_zero, PrefetchWalk& ahead) noexcept {
   std::int64_t r = 0;
   const auto block = [&]<int kRows>() {
-    multiply_block<Ops, kRows, kVectors>(a + r * a_stride, a_stride, b, vector, c + r * c_stride,
-                                         c_stride, from_zero, ahead);
+    const auto run = [&]<int kFetchNow>() {
+      multiply_block<Ops, kRows, kVectors, kFetchNow>(a + r * a_stride, a_stride, b, vector,
+                                                      c + r * c_stride, c_stride, from_zero, ahead);
+    };
+    if (ahead.done()) {
+      run.template operator()<0>();
+    } else {
+      run.template operator()<kVectors>();
+    }
     r += kRows;
   };
   while (r < rows) {
     const std::int64_t left = rows - r;
-    if (left >= 6 && left != 8) {
-      block.template operator()<6>();
+    if (left >= kMaxRows && left != kMaxRows + 2) {
+      block.template operator()<kMaxRows>();
     } else if (left >= 4) {
       block.template operator()<4>();
     } else if (left >= 2) {
@@ -74,13 +92,20 @@ template <class Ops, class B>
 void multiply_vectors(const typename Ops::A* a, std::int64_t a_stride, std::int64_t rows,
                       const B& b, std::int64_t num_vectors, float* c, std::int64_t c_stride,
                       bool from_zero, PrefetchWalk& ahead) noexcept {
+  constexpr int kWide = Ops::kVectors;
+  constexpr int kHalf = kWide / 2;
   std::int64_t vector = 0;
-  for (; vector + Ops::kVectors <= num_vectors; vector += Ops::kVectors) {
-    multiply_columns<Ops, Ops::kVectors>(a, a_stride, rows, b, vector, c, c_stride, from_zero,
-                                         ahead);
+  if (rows != 8) {
+    for (; vector + kWide <= num_vectors; vector += kWide) {
+      multiply_columns<Ops, 6, kWide>(a, a_stride, rows, b, vector, c, c_stride, from_zero, ahead);
+    }
   }
-  for (; vector < num_vectors; ++vector) {
-    multiply_columns<Ops, 1>(a, a_stride, rows, b, vector, c, c_stride, from_zero, ahead);
+  // Eight rows in one pass, so that nothing is converted twice; and what is left.
+  for (; vector + kHalf <= num_vectors; vector += kHalf) {
+    multiply_columns<Ops, 8, kHalf>(a, a_stride, rows, b, vector, c, c_stride, from_zero, ahead);
+  }
+  for (; kHalf > 1 && vector < num_vectors; ++vector) {
+    multiply_columns<Ops, 8, 1>(a, a_stride, rows, b, vector, c, c_stride, from_zero, ahead);
   }
 }
 

@@ -91,13 +91,24 @@ inline void mask_scores(const AttendCall& call, const SequenceView& sequence, st
 // need not be scaled for every new maximum.
 inline constexpr float kMaxSlack = 8.0F;
 
+// f(i) for every vector: kCount of them, known to the compiler, or num_vectors if that is 0.
+template <int kCount, class F>
+QUIRE_INLINE void for_vectors(std::int64_t num_vectors, F&& f) noexcept {
+  if constexpr (kCount > 0) {
+    QUIRE_UNROLL
+    for (int i = 0; i < kCount; ++i) f(i);
+  } else {
+    for (std::int64_t i = 0; i < num_vectors; ++i) f(i);
+  }
+}
+
 // Of one row: adds the weights to the sums, lane by lane. v_scales [keys], if any, are multiplied
 // into the weights alone; a weight of 0 stays 0 whatever the scale of its key holds.
-template <class Ops>
+template <class Ops, int kCount>
 QUIRE_INLINE void weigh(const float* s, std::int64_t num_vectors, float factor, float max,
                         const float* v_scales, float* sums, typename Ops::A* p) noexcept {
   Vec sum = load(sums);
-  for (std::int64_t i = 0; i < num_vectors; ++i) {
+  for_vectors<kCount>(num_vectors, [&](std::int64_t i) QUIRE_INLINE_LAMBDA {
     const Vec x = exp2<Ops::kExp2Degree>(exact_fms(load(s + i * kLanes), set1(factor), set1(max)));
     sum = add(sum, x);
     if (v_scales == nullptr) {
@@ -106,18 +117,21 @@ QUIRE_INLINE void weigh(const float* s, std::int64_t num_vectors, float factor, 
       Ops::store_scaled_weights(
           p + i * kLanes, zero_where_zero(x, mul(Ops::rounded(x), load(v_scales + i * kLanes))));
     }
-  }
+  });
   store(sums, sum);
 }
 
-// s are scores, `factor` their unit. Returns what O must be multiplied with first.
-template <class Ops>
+// s are scores, `factor` their unit. Returns what O must be multiplied with first. There are kCount
+// vectors, or num_vectors if that is 0.
+template <class Ops, int kCount>
 QUIRE_INLINE float soften_row(const float* s, std::int64_t num_vectors, float factor,
                               const float* v_scales, float* max, float* sums,
                               typename Ops::A* p) noexcept {
   Vec top = set1(kNegativeInfinity);
   if (factor > 0.0F) {
-    for (std::int64_t i = 0; i < num_vectors; ++i) top = max_of(load(s + i * kLanes), top);
+    for_vectors<kCount>(num_vectors, [&](std::int64_t i) QUIRE_INLINE_LAMBDA {
+      top = max_of(load(s + i * kLanes), top);
+    });
     top = mul(top, set1(factor));
   } else {  // a negative scale turns the order around, and 0 * -inf is NaN
     for (std::int64_t i = 0; i < num_vectors; ++i) {
@@ -125,7 +139,7 @@ QUIRE_INLINE float soften_row(const float* s, std::int64_t num_vectors, float fa
     }
   }
   float rescale = 1.0F;
-  if (any_greater(top, set1(*max + kMaxSlack)) || *max == kNegativeInfinity) {
+  if (any_greater(top, set1(*max + kMaxSlack)) || *max == kNegativeInfinity) [[unlikely]] {
     const float new_max = reduce_max(top);
     if (new_max == kNegativeInfinity) {
       // Nothing visible yet, unless all that is visible is NaN.
@@ -144,6 +158,6 @@ QUIRE_INLINE float soften_row(const float* s, std::int64_t num_vectors, float fa
       *max = new_max;
     }
   }
-  weigh<Ops>(s, num_vectors, factor, *max, v_scales, sums, p);
+  weigh<Ops, kCount>(s, num_vectors, factor, *max, v_scales, sums, p);
   return rescale;
 }

@@ -24,3 +24,4 @@
 
 // What must not become a call: a vector would travel through memory.
 #define QUIRE_INLINE [[gnu::always_inline]] inline
+#define QUIRE_INLINE_LAMBDA __attribute__((always_inline))

@@ -174,6 +174,24 @@ QUIRE_INLINE Pair load_pair(const Float8E5M2* p) noexcept {
   return {_mm256_cvtph_ps(_mm_slli_epi16(x, 8)), _mm256_cvtph_ps(_mm_and_si128(x, high))};
 }
 
+// kLanes floats as consecutive elements, rounded to nearest even.
+QUIRE_INLINE void store_row(float* p, Vec x) noexcept {
+  _mm256_storeu_ps(p, x);
+}
+QUIRE_INLINE void store_row(BFloat16* p, Vec x) noexcept {
+  const __m256i bits = _mm256_castps_si256(x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+  const __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+  const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+  const __m256i all = _mm256_blendv_epi8(rounded, quiet, nan);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), narrow(_mm256_srli_epi32(all, 16)));
+}
+QUIRE_INLINE void store_row(Float16* p, Vec x) noexcept {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
 // rows[i] lane j becomes rows[j] lane i.
 QUIRE_INLINE void transpose(Vec (&rows)[kLanes]) noexcept {
   Vec t[8];

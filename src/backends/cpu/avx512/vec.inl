@@ -124,6 +124,24 @@ QUIRE_INLINE Vec load_row(const Float8E5M2* p) noexcept {
   return _mm512_cvtph_ps(_mm256_slli_epi16(_mm256_cvtepu8_epi16(x), 8));
 }
 
+// kLanes floats as consecutive elements, rounded to nearest even.
+QUIRE_INLINE void store_row(float* p, Vec x) noexcept {
+  _mm512_storeu_ps(p, x);
+}
+QUIRE_INLINE void store_row(BFloat16* p, Vec x) noexcept {
+  const __m512i bits = _mm512_castps_si512(x);
+  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  const __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+  const __m512i quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x400000));
+  const __m512i all = _mm512_mask_mov_epi32(rounded, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), quiet);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtepi32_epi16(_mm512_srli_epi32(all, 16)));
+}
+QUIRE_INLINE void store_row(Float16* p, Vec x) noexcept {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
 // Elements 2i and 2i + 1 of 2 * kLanes consecutive ones in lanes i of even and odd.
 struct Pair {
   Vec even;

@@ -2,7 +2,8 @@
 // Pairs of bf16 by vdpbf16ps.
 struct Bf16Dot : Bf16Base {
   using Pair = __m512i;
-  using Factor = __m512i;
+  using Operand = __m512i;
+  static constexpr int kHalves = 1;
   static constexpr int kVectors = 4;
   static constexpr std::int64_t kKeyStep = kLanes;
   static constexpr std::int64_t kRowBlock = 96;
@@ -12,12 +13,17 @@ struct Bf16Dot : Bf16Base {
   static constexpr bool kPlainInPlace = true;
   static constexpr bool kPipelined = false;
 
-  QUIRE_INLINE static Factor broadcast(const BFloat16* a) noexcept {
+  template <int kHalf>
+  QUIRE_INLINE static Pair operand(Pair x) noexcept {
+    return x;
+  }
+  template <int kHalf>
+  QUIRE_INLINE static Operand broadcast(const BFloat16* a) noexcept {
     int pair;
     __builtin_memcpy(&pair, a, sizeof(pair));
     return _mm512_set1_epi32(pair);
   }
-  QUIRE_INLINE static Vec madd(Vec sum, Pair x, Factor factor) noexcept {
+  QUIRE_INLINE static Vec madd(Vec sum, Pair x, Operand factor) noexcept {
     return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)factor);
   }
   QUIRE_INLINE static Pair load_panel(const BFloat16* panel, std::int64_t stride, std::int64_t pair,

@@ -135,6 +135,12 @@ QUIRE_INLINE Pair load_pair(const BFloat16* p) noexcept {
 #endif
 }
 
+// kLanes floats as consecutive elements, rounded to nearest even.
+template <class T>
+QUIRE_INLINE void store_row(T* p, Vec x) noexcept {
+  for (int i = 0; i < kLanes; ++i) p[i] = from_float<T>(x[i]);
+}
+
 // rows[i] lane j becomes rows[j] lane i.
 QUIRE_INLINE void transpose(Vec (&rows)[kLanes]) noexcept {
   Vec out[kLanes];
