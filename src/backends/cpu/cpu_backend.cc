@@ -4,8 +4,11 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <initializer_list>
 #include <new>
 #include <span>
+#include <string>
+#include <string_view>
 #include <thread>
 
 #include "backends/cpu/append_call.h"
@@ -29,15 +32,23 @@ struct Level {
   AppendRows append_rows;
   StoreRows store_rows;
   MergeStates merge_states;
-  bool (*present)(const CpuFeatures& features);
+  // What the level needs and the machine lacks; empty if it can run.
+  std::string (*missing)(const CpuFeatures& features);
   bool (*preferred)(const CpuFeatures& features);  // before those that follow
 };
 
-#if defined(__x86_64__)
-bool has_bf16(const CpuFeatures& cpu) {
-  return cpu.avx512 && cpu.avx512_bf16 && cpu.avx512_vbmi;
+struct Need {
+  bool present;
+  const char* name;
+};
+std::string missing_of(std::initializer_list<Need> needs) {
+  std::string missing;
+  for (const Need& need : needs) {
+    if (!need.present) missing += concat(missing.empty() ? "" : ", ", need.name);
+  }
+  return missing;
 }
-#endif
+
 bool always(const CpuFeatures& /*cpu*/) {
   return true;
 }
@@ -50,9 +61,14 @@ constexpr Level kLevels[] = {
      .append_rows = avx512::append_rows,
      .store_rows = avx512::store_rows,
      .merge_states = avx512::merge_states,
-     .present =
+     .missing =
          [](const CpuFeatures& cpu) {
-           return cpu.amx_bf16 && has_bf16(cpu) && amx::request_tiles();
+           const std::string missing = missing_of({{cpu.amx_bf16, "amx_bf16"},
+                                                   {cpu.avx512, "avx512"},
+                                                   {cpu.avx512_bf16, "avx512_bf16"},
+                                                   {cpu.avx512_vbmi, "avx512_vbmi"}});
+           if (!missing.empty() || amx::request_tiles()) return missing;
+           return std::string("the system's permission to use tile registers");
          },
      .preferred = always},
     // Intel's cores multiply pairs at half of the rate of two f32 products, AMD's at twice.
@@ -61,21 +77,32 @@ constexpr Level kLevels[] = {
      .append_rows = avx512::append_rows,
      .store_rows = avx512::store_rows,
      .merge_states = avx512::merge_states,
-     .present = has_bf16,
+     .missing =
+         [](const CpuFeatures& cpu) {
+           return missing_of({{cpu.avx512, "avx512"},
+                              {cpu.avx512_bf16, "avx512_bf16"},
+                              {cpu.avx512_vbmi, "avx512_vbmi"}});
+         },
      .preferred = [](const CpuFeatures& cpu) { return cpu.vendor != "GenuineIntel"; }},
     {.name = "avx512",
      .attend_item = avx512::attend_item,
      .append_rows = avx512::append_rows,
      .store_rows = avx512::store_rows,
      .merge_states = avx512::merge_states,
-     .present = [](const CpuFeatures& cpu) { return cpu.avx512; },
+     .missing =
+         [](const CpuFeatures& cpu) {
+           return missing_of({{cpu.avx512, "avx512"}});
+         },
      .preferred = always},
     {.name = "avx2",
      .attend_item = avx2::attend_item,
      .append_rows = avx2::append_rows,
      .store_rows = avx2::store_rows,
      .merge_states = avx2::merge_states,
-     .present = [](const CpuFeatures& cpu) { return cpu.avx2 && cpu.f16c; },
+     .missing =
+         [](const CpuFeatures& cpu) {
+           return missing_of({{cpu.avx2, "avx2"}, {cpu.f16c, "f16c"}});
+         },
      .preferred = always},
 #endif
     {.name = "scalar",
@@ -83,7 +110,7 @@ constexpr Level kLevels[] = {
      .append_rows = scalar::append_rows,
      .store_rows = scalar::store_rows,
      .merge_states = scalar::merge_states,
-     .present = always,
+     .missing = [](const CpuFeatures&) { return std::string(); },
      .preferred = always},
 };
 
@@ -93,7 +120,7 @@ std::vector<const Level*> present_levels() {
   std::vector<const Level*> levels;
   for (const bool preferred : {true, false}) {
     for (const Level& level : kLevels) {
-      if (level.preferred(features) == preferred && level.present(features)) {
+      if (level.preferred(features) == preferred && level.missing(features).empty()) {
         levels.push_back(&level);
       }
     }
@@ -103,17 +130,22 @@ std::vector<const Level*> present_levels() {
 
 const Level& choose_level(const std::string& asked) {
   std::string name = asked;
+  const char* source = "";
   if (name.empty()) {
     const char* forced = std::getenv("QUIRE_CPU_ISA");
-    if (forced != nullptr) name = forced;
+    if (forced != nullptr && *forced != '\0') {
+      name = forced;
+      source = "QUIRE_CPU_ISA: ";
+    }
   }
   std::string known;
   for (const Level* level : present_levels()) {
     if (name.empty() || name == level->name) return *level;
     known += concat(known.empty() ? "" : ", ", level->name);
   }
-  fail(ErrorCode::kInvalidArgument, "no level of the cpu backend on this machine is named '", name,
-       "'; there are: ", known);
+  const std::string missing = missing_for_cpu_level(name, detect_cpu_features());
+  fail(ErrorCode::kInvalidArgument, source, "level '", name, "' of the cpu backend ", missing,
+       "; this machine has: ", known);
 }
 
 // An item holds all kv heads of a decode, so that it streams whole blocks, and as many rows of one
@@ -377,6 +409,15 @@ std::unique_ptr<AttentionBackend> make_cpu_backend(const BackendOptions& options
     num_threads = static_cast<int>(options.cpus.size());
   if (num_threads == 0) num_threads = detect_cpu_features().num_cpus;
   return std::make_unique<cpu::CpuBackend>(level, num_threads, options.cpus);
+}
+
+std::string missing_for_cpu_level(std::string_view name, const CpuFeatures& features) {
+  for (const cpu::Level& level : cpu::kLevels) {
+    if (name != level.name) continue;
+    const std::string missing = level.missing(features);
+    return missing.empty() ? std::string() : concat("needs ", missing);
+  }
+  return "does not exist";
 }
 
 std::vector<std::string> cpu_isa_levels() {

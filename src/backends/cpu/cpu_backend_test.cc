@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <thread>
@@ -195,6 +196,41 @@ TEST(CpuBackend, PinsItsThreadsAndNotTheCaller) {
     EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
     EXPECT_NE(std::string(error.what()).find(std::to_string(CPU_SETSIZE + 1)), std::string::npos);
   }
+}
+
+TEST(CpuBackend, AnImpossibleLevelSaysWhatIsMissing) {
+  const CpuFeatures none;
+  EXPECT_EQ(missing_for_cpu_level("scalar", none), "");
+  EXPECT_EQ(missing_for_cpu_level("mmx", none), "does not exist");
+#if defined(__x86_64__)
+  EXPECT_EQ(missing_for_cpu_level("avx2", none), "needs avx2, f16c");
+  EXPECT_EQ(missing_for_cpu_level("avx512", none), "needs avx512");
+  CpuFeatures zen3;
+  zen3.avx2 = zen3.f16c = true;
+  EXPECT_EQ(missing_for_cpu_level("avx2", zen3), "");
+  CpuFeatures ice_lake = zen3;
+  ice_lake.avx512 = ice_lake.avx512_vbmi = true;
+  EXPECT_EQ(missing_for_cpu_level("avx512_bf16", ice_lake), "needs avx512_bf16");
+  EXPECT_EQ(missing_for_cpu_level("amx", ice_lake), "needs amx_bf16, avx512_bf16");
+#endif
+}
+
+TEST(CpuBackend, TheForcedLevelIsUsedOrAnError) {
+  ASSERT_EQ(setenv("QUIRE_CPU_ISA", "scalar", 1), 0);
+  EXPECT_EQ(make_cpu_backend({})->info().isa, "scalar");
+  ASSERT_EQ(setenv("QUIRE_CPU_ISA", "sse9", 1), 0);
+  try {
+    make_cpu_backend({});
+    ADD_FAILURE() << "an unknown level was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    const std::string text = error.what();
+    EXPECT_NE(text.find("QUIRE_CPU_ISA: level 'sse9' of the cpu backend does not exist"),
+              std::string::npos)
+        << text;
+    EXPECT_NE(text.find("scalar"), std::string::npos) << text;
+  }
+  ASSERT_EQ(unsetenv("QUIRE_CPU_ISA"), 0);
 }
 
 // Both finish, with the right bits, while the other one's threads spin and wait.

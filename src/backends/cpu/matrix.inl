@@ -6,6 +6,7 @@
 // k goes in steps of two, as the pair-tiled layout stores it. A source of B has
 //   num_segments        runs of `pairs` steps
 //   at<n>(segment, vector).load(v, pair)     Ops::Pair of columns vector + v, step `pair`
+//   kReadOften          is it read again for other rows?
 // Ops says what A holds and how a step is multiplied, in kHalves parts: operand<half>(pair) and
 // broadcast<half>(a) go into one madd. F32 has two, each one fused multiply-add; the columns of one
 // are loaded after those of the other are done with, or the accumulators would not stay in
@@ -56,19 +57,19 @@ void multiply_block(const typename Ops::A* a, std::int64_t a_stride, const B& b,
 }
 
 // All rows of a range of kVectors vectors, in blocks of kMaxRows (6, or 8 with half the vectors),
-// 4, 2 and 1.
+// 4, 2 and 1. Few blocks, as each is compiled for every level, source and format.
 template <class Ops, int kMaxRows, int kVectors, class B>
 void multiply_columns(const typename Ops::A* a, std::int64_t a_stride, std::int64_t rows,
                       const B& b, std::int64_t vector, float* c, std::int64_t c_stride,
                       bool from_zero, PrefetchWalk& ahead) noexcept {
   std::int64_t r = 0;
   const auto block = [&]<int kRows>() {
-    const auto run = [&]<int kFetchNow>() {
-      multiply_block<Ops, kRows, kVectors, kFetchNow>(a + r * a_stride, a_stride, b, vector,
-                                                      c + r * c_stride, c_stride, from_zero, ahead);
+    const auto run = [&]<int kFetch>() {
+      multiply_block<Ops, kRows, kVectors, kFetch>(a + r * a_stride, a_stride, b, vector,
+                                                   c + r * c_stride, c_stride, from_zero, ahead);
     };
-    if (ahead.done()) {
-      run.template operator()<0>();
+    if (B::kReadOften && ahead.done()) {
+      run.template operator()<B::kReadOften ? 0 : kVectors>();
     } else {
       run.template operator()<kVectors>();
     }
@@ -80,7 +81,7 @@ void multiply_columns(const typename Ops::A* a, std::int64_t a_stride, std::int6
       block.template operator()<kMaxRows>();
     } else if (left >= 4) {
       block.template operator()<4>();
-    } else if (left >= 2) {
+    } else if (left >= 2 && kVectors > 1) {
       block.template operator()<2>();
     } else {
       block.template operator()<1>();
@@ -105,7 +106,7 @@ void multiply_vectors(const typename Ops::A* a, std::int64_t a_stride, std::int6
     multiply_columns<Ops, 8, kHalf>(a, a_stride, rows, b, vector, c, c_stride, from_zero, ahead);
   }
   for (; kHalf > 1 && vector < num_vectors; ++vector) {
-    multiply_columns<Ops, 8, 1>(a, a_stride, rows, b, vector, c, c_stride, from_zero, ahead);
+    multiply_columns<Ops, 4, 1>(a, a_stride, rows, b, vector, c, c_stride, from_zero, ahead);
   }
 }
 
@@ -116,6 +117,7 @@ struct PanelSource {
   std::int64_t stride;  // columns
   std::int64_t pairs;
   static constexpr std::int64_t num_segments = 1;
+  static constexpr bool kReadOften = true;
 
   struct Columns {
     const typename Ops::Panel* data;
@@ -140,6 +142,7 @@ struct TiledKeys {
   const T* units[kMaxChunk / kPairTile];
   std::int64_t pairs;  // head_dim / 2
   static constexpr std::int64_t num_segments = 1;
+  static constexpr bool kReadOften = false;
 
   template <int kVectors>
   struct Columns {
@@ -167,6 +170,7 @@ struct TiledValues {
   std::int64_t tile_stride;  // elements from 16 dims to the next
   std::int64_t num_segments;
   static constexpr std::int64_t pairs = kPairTile / 2;
+  static constexpr bool kReadOften = false;
 
   struct Columns {
     const T* first;
@@ -191,6 +195,7 @@ struct PlainValues {
   const T* const* rows;  // [2 * pairs]
   std::int64_t pairs;
   static constexpr std::int64_t num_segments = 1;
+  static constexpr bool kReadOften = false;
 
   struct Columns {
     const T* const* rows;
