@@ -64,7 +64,7 @@ class PrefetchWalk {
   class Cursor {
    public:
     explicit Cursor(PrefetchWalk& walk) noexcept
-        : walk_(walk), line_(walk.line_), end_(walk.end_) {}
+        : walk_(walk), line_(walk.line_), end_(walk.end_), more_(!walk.done()) {}
     Cursor(const Cursor&) = delete;
     Cursor& operator=(const Cursor&) = delete;
     [[gnu::always_inline]] ~Cursor() { walk_.line_ = line_; }
@@ -74,9 +74,10 @@ class PrefetchWalk {
       if (end_ - line_ >= kLines * kLine) [[likely]] {
         for (int i = 0; i < kLines; ++i) __builtin_prefetch(line_ + i * kLine, 0, 2);
         line_ += kLines * kLine;
-      } else if (kLines > 0) {
+      } else if (more_) {
         line_ = walk_.step_across(line_, kLines);
         end_ = walk_.end_;
+        more_ = !walk_.done();
       }
     }
 
@@ -84,6 +85,7 @@ class PrefetchWalk {
     PrefetchWalk& walk_;
     const char* line_;
     const char* end_;
+    bool more_;
   };
 
  private:
