@@ -3,6 +3,7 @@
 
 #include <fmt/core.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -14,6 +15,8 @@ using Json = nlohmann::ordered_json;
 using replay::CachePlan;
 using replay::ReplayReport;
 using replay::Summary;
+
+constexpr std::size_t kFirstShown = 2;  // of kShownPercents: the median
 
 double percent(std::int64_t part, std::int64_t whole) {
   return whole == 0 ? 0.0 : 100 * static_cast<double>(part) / static_cast<double>(whole);
@@ -42,7 +45,7 @@ std::string number_text(double value) {
 
 void print_summary(const char* name, const Summary& summary, double factor = 1) {
   fmt::print("  {:<26}{:>9}", name, number_text(summary.mean * factor));
-  for (const std::size_t i : {2, 3, 4, 5, 6}) {
+  for (std::size_t i = kFirstShown; i < replay::kShownPercents.size(); ++i) {
     fmt::print("{:>9}", number_text(summary.quantiles[i] * factor));
   }
   fmt::print("\n");

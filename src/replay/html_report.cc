@@ -67,6 +67,8 @@ thead th { color: var(--soft); font-weight: 600; }
 .settings td { text-align: left; white-space: normal; }
 )css";
 
+constexpr std::size_t kFirstShown = 2;  // of kShownPercents: the median
+
 double percent(std::int64_t part, std::int64_t whole) {
   return whole == 0 ? 0.0 : 100 * static_cast<double>(part) / static_cast<double>(whole);
 }
@@ -276,7 +278,7 @@ std::string tiles(const ReplayReport& report) {
 std::string table_row(const char* name, const Summary& summary, double factor = 1) {
   std::string row =
       fmt::format("<tr><td>{}</td><td>{}</td>", name, short_number(summary.mean * factor));
-  for (const std::size_t i : {2, 3, 4, 5, 6}) {
+  for (std::size_t i = kFirstShown; i < kShownPercents.size(); ++i) {
     row += fmt::format("<td>{}</td>", short_number(summary.quantiles[i] * factor));
   }
   return row + "</tr>\n";
