@@ -336,8 +336,16 @@ class ChunkOfHead {
   void load_scales(const KvScales& scales, const std::int64_t* offsets, std::int64_t kv_head,
                    float* out) const noexcept {
     const float* first = scales.data + kv_head * scales.strides.head;
-    for (std::int64_t j = 0; j < chunk_.width; ++j) {
-      out[j] = chunk_.k[j] == kAbsent ? 1.0F : first[offsets[j]];
+    for (std::int64_t j = 0; j < chunk_.width; j += kLanes) {
+      // Those of one block lie side by side in a cache that quire allocated.
+      if (chunk_.whole() && offsets[j + kLanes - 1] - offsets[j] == kLanes - 1 &&
+          scales.strides.token == 1) {
+        store(out + j, load(first + offsets[j]));
+        continue;
+      }
+      for (std::int64_t i = j; i < j + kLanes; ++i) {
+        out[i] = chunk_.k[i] == kAbsent ? 1.0F : first[offsets[i]];
+      }
     }
   }
   void load_all_scales(std::int64_t kv_head) noexcept {

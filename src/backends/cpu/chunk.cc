@@ -132,6 +132,15 @@ void PrefetchWalk::add_tokens(const KvCacheView& cache, KvTensor tensor, std::in
   }
 }
 
+void PrefetchWalk::add_scales(const KvScales& scales, std::int64_t offset, std::int64_t tokens,
+                              const IndexRange& kv_heads) noexcept {
+  if (scales.strides.token != 1) return;  // scattered, and not of a cache that quire allocated
+  constexpr auto kBytes = static_cast<std::int64_t>(sizeof(float));
+  const float* data = scales.data + offset + kv_heads.begin * scales.strides.head;
+  add(reinterpret_cast<const char*>(data), kv_heads.size(), scales.strides.head * kBytes,
+      tokens * kBytes);
+}
+
 void PrefetchWalk::begin(const AttendCall& call, const Chunk& chunk,
                          const IndexRange& kv_heads) noexcept {
   clear();
@@ -150,6 +159,12 @@ void PrefetchWalk::begin(const AttendCall& call, const Chunk& chunk,
     add_tokens(cache, KvTensor::kK, chunk.k[lane], end - lane, kv_heads);
     if (!cache.format.v_in_k) {
       add_tokens(cache, KvTensor::kV, chunk.v[lane], end - lane, kv_heads);
+    }
+    if (cache.format.scales == ScaleGranularity::kPerTokenHead) {
+      add_scales(cache.k_scales, chunk.k_scale[lane], end - lane, kv_heads);
+      if (!cache.format.v_in_k) {
+        add_scales(cache.v_scales, chunk.v_scale[lane], end - lane, kv_heads);
+      }
     }
   }
 }

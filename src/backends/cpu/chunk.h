@@ -100,6 +100,8 @@ class PrefetchWalk {
 
   void add_tokens(const KvCacheView& cache, KvTensor tensor, std::int64_t offset,
                   std::int64_t tokens, const IndexRange& kv_heads) noexcept;
+  void add_scales(const KvScales& scales, std::int64_t offset, std::int64_t tokens,
+                  const IndexRange& kv_heads) noexcept;
   void add(const char* data, std::int64_t count, std::int64_t stride, std::int64_t bytes) noexcept;
   [[gnu::always_inline]] bool advance() noexcept {
     if (left_ == 0 && piece_ == num_pieces_) return false;
@@ -109,7 +111,7 @@ class PrefetchWalk {
   // Steps from `line` of the current range into the next ones; returns the new place.
   const char* step_across(const char* line, int num_lines) noexcept;
 
-  Piece pieces_[2 * kMaxChunk];
+  Piece pieces_[4 * kMaxChunk];  // K, V and their scales of every key
   int num_pieces_ = 0;
   int piece_ = 0;          // the one after the current
   std::int64_t left_ = 0;  // ranges of the current one not begun

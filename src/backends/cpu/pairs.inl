@@ -5,22 +5,52 @@
 //   K panel [padded head_dim / 2][width][2], V panel [width / 2][padded value_dim][2]: the rows of
 //   an AMX tile, and of vdpbf16ps. Every 8-bit code is exact in bf16.
 
-// bf16 of the magnitudes of all 128 codes of e4m3, high and low bytes apart.
-struct E4M3Tables {
+// bf16 of the magnitudes of 128 codes, high and low bytes apart.
+struct MagnitudeTables {
   alignas(64) std::uint8_t high[128];
   alignas(64) std::uint8_t low[128];
 };
-constexpr E4M3Tables make_e4m3_tables() {
-  E4M3Tables tables{};
+template <class T>
+constexpr MagnitudeTables make_magnitude_tables() {
+  MagnitudeTables tables{};
   for (int code = 0; code < 128; ++code) {
-    const float x = to_float(Float8E4M3{static_cast<std::uint8_t>(code)});
+    float x = static_cast<float>(code);
+    if constexpr (!std::is_same_v<T, std::int8_t>) x = to_float(T{static_cast<std::uint8_t>(code)});
     const auto bits = static_cast<std::uint32_t>(__builtin_bit_cast(std::int32_t, x));
     tables.high[code] = static_cast<std::uint8_t>(bits >> 24);
     tables.low[code] = static_cast<std::uint8_t>(bits >> 16);
   }
   return tables;
 }
-inline constexpr E4M3Tables kE4M3 = make_e4m3_tables();
+inline constexpr MagnitudeTables kE4M3 = make_magnitude_tables<Float8E4M3>();
+inline constexpr MagnitudeTables kInt8 = make_magnitude_tables<std::int8_t>();
+
+// Low and high bytes of the bf16 of 64 codes.
+struct SplitBytes {
+  __m512i low;
+  __m512i high;
+};
+QUIRE_INLINE SplitBytes look_up(const MagnitudeTables& tables, __m512i codes) noexcept {
+  return {_mm512_permutex2var_epi8(_mm512_load_si512(tables.low), codes,
+                                   _mm512_load_si512(tables.low + 64)),
+          _mm512_permutex2var_epi8(_mm512_load_si512(tables.high), codes,
+                                   _mm512_load_si512(tables.high + 64))};
+}
+// bytes | (x & 0x80)
+QUIRE_INLINE __m512i with_sign(__m512i bytes, __m512i x) noexcept {
+  return _mm512_ternarylogic_epi32(bytes, x, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);
+}
+QUIRE_INLINE SplitBytes split_bf16(__m512i x, const Float8E4M3* /*type*/) noexcept {
+  const SplitBytes found = look_up(kE4M3, x);  // by the low seven bits
+  return {found.low, with_sign(found.high, x)};
+}
+QUIRE_INLINE SplitBytes split_bf16(__m512i x, const std::int8_t* /*type*/) noexcept {
+  const SplitBytes found = look_up(kInt8, _mm512_abs_epi8(x));
+  // -128 has no magnitude in seven bits: 0xc300.
+  const __mmask64 lowest = _mm512_cmpeq_epi8_mask(x, _mm512_set1_epi8(-128));
+  return {found.low, _mm512_mask_mov_epi8(with_sign(found.high, x), lowest,
+                                          _mm512_set1_epi8(static_cast<char>(0xc3)))};
+}
 
 // 64 elements as two vectors of 32 bf16.
 struct Bf16x64 {
@@ -30,17 +60,14 @@ struct Bf16x64 {
 QUIRE_INLINE Bf16x64 load_bf16x64(const BFloat16* p) noexcept {
   return {_mm512_loadu_si512(p), _mm512_loadu_si512(p + 32)};
 }
-QUIRE_INLINE Bf16x64 load_bf16x64(const Float8E4M3* p) noexcept {
+// e4m3 and int8.
+template <class T>
+QUIRE_INLINE Bf16x64 load_bf16x64(const T* p) noexcept {
   // unpack takes the halves of 128-bit lanes, so bytes 8 i .. go to lane i first.
   const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
   const __m512i x = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(p));
-  const __m512i low =
-      _mm512_permutex2var_epi8(_mm512_load_si512(kE4M3.low), x, _mm512_load_si512(kE4M3.low + 64));
-  const __m512i magnitude = _mm512_permutex2var_epi8(_mm512_load_si512(kE4M3.high), x,
-                                                     _mm512_load_si512(kE4M3.high + 64));
-  const __m512i high = _mm512_ternarylogic_epi32(
-      magnitude, x, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);  // magnitude | (x & 0x80)
-  return {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
+  const SplitBytes bytes = split_bf16(x, p);
+  return {_mm512_unpacklo_epi8(bytes.low, bytes.high), _mm512_unpackhi_epi8(bytes.low, bytes.high)};
 }
 // 32 words of f16 as bf16, exact for those that came from 8 bits.
 QUIRE_INLINE __m512i half_to_bf16(__m512i x) noexcept {
@@ -55,28 +82,16 @@ QUIRE_INLINE __m512i load_bf16x32(const Float8E5M2* p) noexcept {
   const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return half_to_bf16(_mm512_slli_epi16(_mm512_cvtepu8_epi16(x), 8));
 }
-QUIRE_INLINE __m512i load_bf16x32(const std::int8_t* p) noexcept {
-  const __m512i x = _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  const __m512i low = _mm512_cvtepi16_epi32(_mm512_castsi512_si256(x));
-  const __m512i high = _mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(x, 1));
-  return (__m512i)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(high), _mm512_cvtepi32_ps(low));
-}
-QUIRE_INLINE __m512i load_bf16x32(const Float8E4M3* p) noexcept {
+// e4m3 and int8.
+template <class T>
+QUIRE_INLINE __m512i load_bf16x32(const T* p) noexcept {
   const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   const __m512i order = _mm512_set_epi64(3, 3, 2, 2, 1, 1, 0, 0);
-  const __m512i spread = _mm512_permutexvar_epi64(order, _mm512_castsi256_si512(x));
-  const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(kE4M3.low), spread,
-                                               _mm512_load_si512(kE4M3.low + 64));
-  const __m512i magnitude = _mm512_permutex2var_epi8(_mm512_load_si512(kE4M3.high), spread,
-                                                     _mm512_load_si512(kE4M3.high + 64));
-  const __m512i high =
-      _mm512_ternarylogic_epi32(magnitude, spread, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);
-  return _mm512_unpacklo_epi8(low, high);
+  const SplitBytes bytes =
+      split_bf16(_mm512_permutexvar_epi64(order, _mm512_castsi256_si512(x)), p);
+  return _mm512_unpacklo_epi8(bytes.low, bytes.high);
 }
 QUIRE_INLINE Bf16x64 load_bf16x64(const Float8E5M2* p) noexcept {
-  return {load_bf16x32(p), load_bf16x32(p + 32)};
-}
-QUIRE_INLINE Bf16x64 load_bf16x64(const std::int8_t* p) noexcept {
   return {load_bf16x32(p), load_bf16x32(p + 32)};
 }
 // 32 elements of a row of `left` more, 0 beyond.

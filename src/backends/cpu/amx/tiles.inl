@@ -89,8 +89,8 @@ struct AmxDot : Bf16Base {
     _mm512_store_si512(out + 32, x.high);
   }
 
-  // Lines of memory behind one B tile.
-  static constexpr int tile_lines(const PanelSource<AmxDot>*) noexcept { return 16; }
+  // Lines of memory behind one B tile; those behind a panel were seen to when it was made.
+  static constexpr int tile_lines(const PanelSource<AmxDot>*) noexcept { return 0; }
   template <template <class, class> class Source, class T>
   static constexpr int tile_lines(const Source<AmxDot, T>*) noexcept {
     return static_cast<int>(16 * sizeof(T) / sizeof(BFloat16));
@@ -134,12 +134,12 @@ struct AmxDot : Bf16Base {
       QUIRE_TILE_LOAD(4, a, a_stride * 2);
       QUIRE_TILE_STREAM(6, b0.data, b0.stride_bytes);
       QUIRE_TILE_DOT(0, 4, 6);
-      ahead.template steps<kLines>();
+      if constexpr (kLines > 0) ahead.template steps<kLines>();
       if constexpr (kColumnTiles == 2) {
         const TilePlace b1 = place(b, column + 1, step, buffers[1]);
         QUIRE_TILE_STREAM(7, b1.data, b1.stride_bytes);
         QUIRE_TILE_DOT(1, 4, 7);
-        ahead.template steps<kLines>();
+        if constexpr (kLines > 0) ahead.template steps<kLines>();
       }
       if constexpr (kRowTiles == 2) {
         QUIRE_TILE_LOAD(5, a + 16 * a_stride, a_stride * 2);
