@@ -22,6 +22,7 @@
 #include "replay/html_report.h"
 #include "replay/replay.h"
 #include "replay/step_runner.h"
+#include "replay/svg_chart.h"
 #include "replay/trace_reader.h"
 #include "replay/workload.h"
 
@@ -111,7 +112,7 @@ class ReplayBar {
     const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
     const double rate = static_cast<double>(state.prompt_tokens) / std::max(seconds, 1e-3);
     progress_.update(state.num_done,
-                     fmt::format("requests, {:.3g} k prompt tokens/s", rate / 1000));
+                     fmt::format("requests, {} prompt tokens/s", replay::short_number(rate)));
   }
 
  private:
