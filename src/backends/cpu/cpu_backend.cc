@@ -63,10 +63,10 @@ constexpr Level kLevels[] = {
      .merge_states = avx512::merge_states,
      .missing =
          [](const CpuFeatures& cpu) {
-           const std::string missing = missing_of({{cpu.amx_bf16, "amx_bf16"},
-                                                   {cpu.avx512, "avx512"},
-                                                   {cpu.avx512_bf16, "avx512_bf16"},
-                                                   {cpu.avx512_vbmi, "avx512_vbmi"}});
+           std::string missing = missing_of({{cpu.amx_bf16, "amx_bf16"},
+                                             {cpu.avx512, "avx512"},
+                                             {cpu.avx512_bf16, "avx512_bf16"},
+                                             {cpu.avx512_vbmi, "avx512_vbmi"}});
            if (!missing.empty() || amx::request_tiles()) return missing;
            return std::string("the system's permission to use tile registers");
          },

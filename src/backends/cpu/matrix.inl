@@ -63,30 +63,28 @@ void multiply_columns(const typename Ops::A* a, std::int64_t a_stride, std::int6
                       const B& b, std::int64_t vector, float* c, std::int64_t c_stride,
                       bool from_zero, PrefetchWalk& ahead) noexcept {
   std::int64_t r = 0;
-  const auto block = [&]<int kRows>() {
-    const auto run = [&]<int kFetch>() {
-      multiply_block<Ops, kRows, kVectors, kFetch>(a + r * a_stride, a_stride, b, vector,
-                                                   c + r * c_stride, c_stride, from_zero, ahead);
-    };
-    if (B::kReadOften && ahead.done()) {
-      run.template operator()<B::kReadOften ? 0 : kVectors>();
-    } else {
-      run.template operator()<kVectors>();
+  const auto blocks_until = [&]<int kRows>(std::int64_t end) {
+    for (; r + kRows <= end; r += kRows) {
+      const auto block = [&]<int kFetch>() {
+        multiply_block<Ops, kRows, kVectors, kFetch>(a + r * a_stride, a_stride, b, vector,
+                                                     c + r * c_stride, c_stride, from_zero, ahead);
+      };
+      if constexpr (B::kReadOften) {
+        if (ahead.done()) {
+          block.template operator()<0>();
+          continue;
+        }
+      }
+      block.template operator()<kVectors>();
     }
-    r += kRows;
   };
-  while (r < rows) {
-    const std::int64_t left = rows - r;
-    if (left >= kMaxRows && left != kMaxRows + 2) {
-      block.template operator()<kMaxRows>();
-    } else if (left >= 4) {
-      block.template operator()<4>();
-    } else if (left >= 2 && kVectors > 1) {
-      block.template operator()<2>();
-    } else {
-      block.template operator()<1>();
-    }
-  }
+  // Two rows behind a large block go better with its six or eight as blocks of four.
+  std::int64_t large_end = rows / kMaxRows * kMaxRows;
+  if (rows - large_end == 2 && large_end > 0) large_end -= kMaxRows;
+  blocks_until.template operator()<kMaxRows>(large_end);
+  blocks_until.template operator()<4>(rows);
+  if constexpr (kVectors > 1) blocks_until.template operator()<2>(rows);
+  blocks_until.template operator()<1>(rows);
 }
 
 template <class Ops, class B>
