@@ -3,6 +3,7 @@
 //
 // "Destination once" and "never both" are found with a bit per block on the stack, in passes over
 // ranges of blocks: no allocation, and one pass for every cache of up to kBlocksPerPass blocks.
+// That layers differ is found in the same way, with a set of addresses.
 #include <algorithm>
 #include <array>
 #include <cstddef>
@@ -83,6 +84,27 @@ void validate_layer(std::int64_t layer, const KvCacheView& src, const KvCacheVie
   validate_layouts(layer, src, dst, kind);
 }
 
+// Whether a view is another one at another place: then it is as valid as that one. Layers mostly
+// are, and a comparison costs less than a validation.
+bool is_moved(const KvCacheView& from, const KvCacheView& to) {
+  const auto address = [](const void* data) { return reinterpret_cast<std::uintptr_t>(data); };
+  const auto move = [&](const void* a, const void* b) { return address(b) - address(a); };
+  const auto moved_scales = [&](const KvScales& a, const KvScales& b) {
+    return a.strides == b.strides && (a.data == nullptr) == (b.data == nullptr) &&
+           move(a.data, b.data) % alignof(float) == 0;
+  };
+  constexpr std::uintptr_t kLargestElement = 4;
+  return from.k != nullptr && to.k != nullptr && (from.v == nullptr) == (to.v == nullptr) &&
+         move(from.k, to.k) % kLargestElement == 0 && move(from.k, from.v) == move(to.k, to.v) &&
+         from.k_strides == to.k_strides && from.v_strides == to.v_strides &&
+         moved_scales(from.k_scales, to.k_scales) && moved_scales(from.v_scales, to.v_scales) &&
+         move(from.k_scales.data, from.v_scales.data) == move(to.k_scales.data, to.v_scales.data) &&
+         from.num_blocks == to.num_blocks && from.num_kv_heads == to.num_kv_heads &&
+         from.head_dim == to.head_dim && from.value_dim == to.value_dim &&
+         from.format == to.format && from.opaque_k_bytes == to.opaque_k_bytes &&
+         from.opaque_v_bytes == to.opaque_v_bytes && from.device == to.device;
+}
+
 void validate_devices(std::span<const KvCacheView> layers, const char* name, Device device) {
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const Device at = layers[i].device;
@@ -97,12 +119,61 @@ void validate_devices(std::span<const KvCacheView> layers, const char* name, Dev
   }
 }
 
+// Up to kCapacity addresses, hashed.
+class AddressSet {
+ public:
+  static constexpr std::size_t kCapacity = 256;
+
+  bool contains(const void* address) const { return slots_[slot_of(address)] == key_of(address); }
+  void insert(const void* address) { slots_[slot_of(address)] = key_of(address); }
+
+ private:
+  static constexpr std::size_t kNumSlots = 4 * kCapacity;
+
+  // Never 0, which is a free slot: null is an address too.
+  static std::uint64_t key_of(const void* address) {
+    return std::uint64_t{reinterpret_cast<std::uintptr_t>(address)} + 1;
+  }
+  // Where the address is, or belongs. Addresses are often multiples of large powers of two: the
+  // product spreads them over its high bits.
+  std::size_t slot_of(const void* address) const {
+    const std::uint64_t key = key_of(address);
+    std::size_t slot = (key * 0x9e3779b97f4a7c15ULL) >> 54;
+    static_assert(kNumSlots == std::size_t{1} << (64 - 54));
+    while (slots_[slot] != 0 && slots_[slot] != key) slot = (slot + 1) % kNumSlots;
+    return slot;
+  }
+
+  std::array<std::uint64_t, kNumSlots> slots_{};
+};
+
+bool are_ascending(std::span<const KvCacheView> layers) {
+  const auto falls = [](const KvCacheView& a, const KvCacheView& b) {
+    return reinterpret_cast<std::uintptr_t>(a.k) >= reinterpret_cast<std::uintptr_t>(b.k);
+  };
+  return std::adjacent_find(layers.begin(), layers.end(), falls) == layers.end();
+}
+
+// Whether all layers begin at addresses of their own.
+bool are_distinct(std::span<const KvCacheView> layers) {
+  if (are_ascending(layers)) return true;  // as KvCache lays them
+  for (; !layers.empty(); layers = layers.subspan(std::min(layers.size(), AddressSet::kCapacity))) {
+    AddressSet addresses;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      if (addresses.contains(layers[i].k)) return false;
+      if (i < AddressSet::kCapacity) addresses.insert(layers[i].k);
+    }
+  }
+  return true;
+}
+
 // Layers may lie between each other in one tensor, but none may be another.
 void validate_distinct(std::span<const KvCacheView> layers) {
+  if (are_distinct(layers)) return;
   for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (layers[i].num_blocks == 0) continue;
     for (std::size_t j = 0; j < i; ++j) {
-      require(layers[i].k != layers[j].k || layers[i].num_blocks == 0, "dst: layers ", j, " and ",
-              i, " are the same memory");
+      require(layers[i].k != layers[j].k, "dst: layers ", j, " and ", i, " are the same memory");
     }
   }
 }
@@ -114,6 +185,7 @@ void validate_layers(std::span<const KvCacheView> src, std::span<const KvCacheVi
   validate_devices(dst, "dst", device);
   validate_distinct(dst);
   for (std::size_t i = 0; i < src.size(); ++i) {
+    if (i > 0 && is_moved(src[i - 1], src[i]) && is_moved(dst[i - 1], dst[i])) continue;
     validate_layer(static_cast<std::int64_t>(i), src[i], dst[i], kind);
   }
 }
@@ -126,9 +198,12 @@ std::int64_t fewest_blocks(std::span<const KvCacheView> layers) {
 
 // How many blocks the view `dst` begins after `src` in the same memory, if it is the same.
 std::optional<std::int64_t> shift_of(const KvCacheView& src, const KvCacheView& dst) {
-  if (src.device != dst.device || src.k_strides != dst.k_strides) return std::nullopt;
-  const std::int64_t element = is_opaque(src.format.layout) ? 1 : dtype_bytes(src.format.dtype);
-  const std::int64_t stride = src.k_strides.block * element;
+  const auto stride_bytes = [](const KvCacheView& view) {
+    const bool opaque = is_opaque(view.format.layout);
+    return view.k_strides.block * (opaque ? 1 : dtype_bytes(view.format.dtype));
+  };
+  const std::int64_t stride = stride_bytes(src);
+  if (src.device != dst.device || stride != stride_bytes(dst)) return std::nullopt;
   const std::int64_t distance = static_cast<const char*>(dst.k) - static_cast<const char*>(src.k);
   if (stride == 0 || distance % stride != 0) return std::nullopt;
   const std::int64_t shift = distance / stride;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <string>
@@ -120,8 +121,57 @@ const Case kCopyCases[] = {
        s.copies = {{3, 1}, {2, 5}};
      },
      "copies: source of pair 1 is the destination of pair 0 in the same cache: 1"},
+    {"second_misaligned", "copy_blocks",
+     [](Step& s) { s.dst[1].k = static_cast<char*>(s.dst[1].k) + 1; },
+     "dst[1].k: not aligned to 4 bytes: 0x*"},
+    {"second_v_is_k", "copy_blocks", [](Step& s) { s.dst[1].v = s.dst[1].k; },
+     "dst[1]: K and V overlap: V begins 0 elements after K, which covers 8"},
+    {"second_without_scales", "copy_blocks",
+     [](Step& s) {
+       s.quantize(ScaleGranularity::kPerHead);
+       s.src[1].v_scales.data = nullptr;
+     },
+     "src[1].v_scales: missing, the format has per-head"},
+    {"second_scales_misaligned", "copy_blocks",
+     [](Step& s) {
+       s.quantize(ScaleGranularity::kPerHead);
+       for (KvScales* scales : {&s.src[1].k_scales, &s.src[1].v_scales}) {
+         auto* bytes = reinterpret_cast<char*>(scales->data);
+         scales->data = reinterpret_cast<float*>(bytes + 1);
+       }
+     },
+     "src[1].k_scales: not aligned to 4 bytes: 0x*"},
+    {"second_scales_shared", "copy_blocks",
+     [](Step& s) {
+       s.quantize(ScaleGranularity::kPerTokenHead);
+       s.dst[1].v_scales = s.dst[1].k_scales;
+     },
+     "dst[1].v_scales: the same memory as k_scales"},
     {"layers_are_one", "copy_blocks", [](Step& s) { s.dst[1] = s.dst[0]; },
      "dst: layers 0 and 1 are the same memory"},
+    {"layers_are_one_out_of_order", "copy_blocks",
+     [](Step& s) {
+       // One more layer than fits a set of addresses, the highest first; the last but one again.
+       const KvCacheView low = s.dst[0];
+       s.dst.assign(300, low);
+       s.src.assign(300, s.src[0]);
+       for (std::size_t i = 0; i < 300; ++i) {
+         s.dst[i].k = reinterpret_cast<void*>(std::uintptr_t{1} << 44 | (300 - i) << 21);
+       }
+       s.dst[299].k = s.dst[298].k;
+     },
+     "dst: layers 298 and 299 are the same memory"},
+    {"far_layers_are_one", "copy_blocks",
+     [](Step& s) {
+       const KvCacheView low = s.dst[0];
+       s.dst.assign(300, low);
+       s.src.assign(300, s.src[0]);
+       for (std::size_t i = 0; i < 300; ++i) {
+         s.dst[i].k = reinterpret_cast<void*>(std::uintptr_t{1} << 44 | (300 - i) << 21);
+       }
+       s.dst[299].k = s.dst[290].k = s.dst[7].k;
+     },
+     "dst: layers 7 and 290 are the same memory"},
     {"region_begins_outside", "copy_region", [](Step& s) { s.region.first_token = 5; },
      "copy.first_token: not in [0, 4]: 5"},
     {"region_ends_outside", "copy_region", [](Step& s) { s.region.num_tokens = 4; },
@@ -139,6 +189,7 @@ const Case kCopyCases[] = {
        for (KvCacheView* view : {&s.src[0], &s.src[1], &s.dst[0], &s.dst[1]}) {
          view->format.layout = static_cast<KvLayoutId>(300);
          view->opaque_k_bytes = 32;
+         view->opaque_v_bytes = 24;
        }
      },
      "src[0].format.layout: its tokens are opaque: private 300"},
@@ -202,6 +253,29 @@ TEST(ValidateCopy, ExportAndImportNeedOnePlainEnd) {
   larger[0].k = nullptr;
   EXPECT_EQ(copy_message(), "src[0].k: null, num_blocks 10");
   EXPECT_EQ(backend.calls.size(), 2U);
+}
+
+// Layers that the caller allocated one by one, in any order, are as good as one behind the other;
+// empty ones need no memory of their own.
+TEST(ValidateCopy, TakesLayersInAnyOrder) {
+  Step step;
+  for (const std::size_t num_layers : {std::size_t{2}, std::size_t{255}, std::size_t{700}}) {
+    std::vector<KvCacheView> layers(num_layers, step.dst[0]);
+    for (std::size_t i = 0; i < num_layers; ++i) {
+      // Only addresses are looked at.
+      layers[i].k = reinterpret_cast<void*>(std::uintptr_t{1} << 44 | (i * 277 % 701 + 1) << 21);
+    }
+    const auto message = [&] {
+      return message_of(
+          [&] { validate_copy_blocks(layers, layers, {}, CopyKind::kSameLayout, Device{}); });
+    };
+    EXPECT_EQ(message(), "");
+    for (KvCacheView& layer : layers) layer.num_blocks = 0;
+    for (KvCacheView& layer : layers) layer.k = nullptr;
+    EXPECT_EQ(message(), "");
+    layers[1].num_blocks = 1;
+    EXPECT_EQ(message(), "dst: layers 0 and 1 are the same memory");
+  }
 }
 
 // Blocks above one pass of the bit set, and far apart.

@@ -120,31 +120,33 @@ void require_apart(const Lattice& k, const Lattice& v, std::int64_t distance) {
   }
 }
 
-}  // namespace
-
-ElementRange element_range(const KvCacheView& cache, KvTensor tensor) {
-  if (cache.num_blocks == 0) return {};
-  const Lattice lattice = make_lattice(cache, tensor);
+ElementRange range_of(const Lattice& lattice, std::int64_t element_bytes) {
   const std::int64_t span = lattice.span(lattice.num_axes);
   const std::int64_t end = checked_add(kOffset, lattice.begin, span);
   // Pointers are moved by bytes.
-  const std::int64_t element_bytes = dtype_bytes(cache.format.dtype);
   checked_mul(kOffset, lattice.begin, element_bytes);
   checked_mul(kOffset, end, element_bytes);
   return {lattice.begin, end};
 }
 
+}  // namespace
+
+ElementRange element_range(const KvCacheView& cache, KvTensor tensor) {
+  if (cache.num_blocks == 0) return {};
+  return range_of(make_lattice(cache, tensor), dtype_bytes(cache.format.dtype));
+}
+
 void require_distinct_elements(const KvCacheView& cache) {
   if (cache.num_blocks == 0) return;
+  const std::int64_t element_bytes = dtype_bytes(cache.format.dtype);
   const Lattice k = make_lattice(cache, KvTensor::kK);
-  element_range(cache, KvTensor::kK);
+  const Lattice v = make_lattice(cache, KvTensor::kV);
+  range_of(k, element_bytes);
+  range_of(v, element_bytes);
   require_nested(k);
   if (cache.format.v_in_k) return;
-  const Lattice v = make_lattice(cache, KvTensor::kV);
-  element_range(cache, KvTensor::kV);
   require_nested(v);
 
-  const std::int64_t element_bytes = dtype_bytes(cache.format.dtype);
   const auto address = [&](const void* base, std::int64_t begin) {
     return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(base)) +
            begin * element_bytes;

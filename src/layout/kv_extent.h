@@ -28,7 +28,8 @@ ElementRange element_range(const KvCacheView& cache, KvTensor tensor);
 // Throws Error(kInvalidArgument), naming the axes, where two elements of the cache share memory:
 // then storing one token would change another. Accepted are strides that nest (each one at least as
 // far as all that lies inside it), which every permutation, slice and interleaving of a dense
-// tensor does; axes of extent 1 count for nothing. REQUIRES: the layout is not opaque.
+// tensor does; axes of extent 1 count for nothing. Throws also what element_range throws, first.
+// REQUIRES: the layout is not opaque.
 void require_distinct_elements(const KvCacheView& cache);
 
 }  // namespace quire
