@@ -43,7 +43,7 @@ struct KvCacheView {
   void* v = nullptr;  // [num_blocks, num_kv_heads, block_size, value_dim] in the order of v_strides
   KvStrides k_strides;
   KvStrides v_strides;
-  KvScales k_scales;  // 8-bit formats only
+  KvScales k_scales;  // 8-bit formats only; opaque blocks hold those per (token, head) themselves
   KvScales v_scales;
   std::int64_t num_blocks = 0;
   int num_kv_heads = 0;
@@ -51,7 +51,7 @@ struct KvCacheView {
   int value_dim = 0;
   KvFormat format;
   std::int64_t opaque_k_bytes = 0;  // opaque layouts: bytes of one block's K ...
-  std::int64_t opaque_v_bytes = 0;  // ... and V; 0 otherwise
+  std::int64_t opaque_v_bytes = 0;  // ... and V, 0 where K's hold V; both 0 otherwise
   Device device;
 };
 

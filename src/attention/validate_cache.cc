@@ -45,15 +45,32 @@ void validate_fields(const KvCacheView& cache, const FieldName& name) {
           "]: ", cache.num_blocks);
 }
 
-// K or V of an opaque layout. Where K and V are one record, V has no bytes of its own.
-void validate_opaque(const KvCacheView& cache, const FieldName& name, const char* field,
-                     const void* data, std::int64_t block_stride, std::int64_t size_bytes) {
+// K or V of an opaque layout.
+void validate_opaque_bytes(const KvCacheView& cache, const FieldName& name, const char* field,
+                           const void* data, std::int64_t block_stride, std::int64_t size_bytes) {
   require(data != nullptr, name, ".", field, ": null, num_blocks ", cache.num_blocks);
   require(size_bytes > 0, name, ".opaque_", field, "_bytes: not positive: ", size_bytes);
   require(cache.num_blocks <= 1 || block_stride >= size_bytes, name, ".", field,
           "_strides.block: less than the ", size_bytes, " bytes of a block: ", block_stride);
   require(offsets_fit(std::array<StridedAxis, 1>{{{cache.num_blocks, block_stride}}}), name, ".",
           field, "_strides.block: offsets exceed 64 bits: ", block_stride);
+}
+
+// K and V of an opaque layout lie apart as wholes, or V beside K in every record.
+void validate_opaque_apart(const KvCacheView& cache, const FieldName& name) {
+  const std::int64_t last = cache.num_blocks - 1;
+  const auto address = [](const void* data) {
+    return static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(data));
+  };
+  const std::int64_t distance = address(cache.v) - address(cache.k);
+  if (distance >= last * cache.k_strides.block + cache.opaque_k_bytes) return;
+  if (-distance >= last * cache.v_strides.block + cache.opaque_v_bytes) return;
+  const std::int64_t stride = cache.k_strides.block;
+  require(last > 0 && cache.v_strides.block == stride, name,
+          ".v: bytes of K and V overlap, V begins after K: ", distance);
+  const std::int64_t inside = (distance % stride + stride) % stride;
+  require(inside >= cache.opaque_k_bytes && inside + cache.opaque_v_bytes <= stride, name,
+          ".v: bytes of K and V overlap, V begins after K: ", distance);
 }
 
 void validate_pointer(const KvCacheView& cache, const FieldName& name, const char* field,
@@ -67,9 +84,9 @@ void validate_pointer(const KvCacheView& cache, const FieldName& name, const cha
 // REQUIRES: fields and pointers are valid, the layout is not opaque.
 void validate_strides(const KvCacheView& cache, CacheUse use, const FieldName& name) {
   try {
+    if (use == CacheUse::kWrite) return require_distinct_elements(cache);
     element_range(cache, KvTensor::kK);
     element_range(cache, KvTensor::kV);
-    if (use == CacheUse::kWrite) require_distinct_elements(cache);
   } catch (const Error& error) {
     fail(error.code(), name, ": ", error.what());
   }
@@ -116,9 +133,29 @@ void validate_v_in_k(const KvCacheView& cache, const FieldName& name) {
           name, ".v_scales: differ from k_scales with v_in_k");
 }
 
+// Where K and V are one record, V has no bytes of its own. Scales per (token, head) are inside the
+// blocks, the caller's own ones are where they always are.
+void validate_opaque(const KvCacheView& cache, CacheUse use, const FieldName& name) {
+  const bool v_in_k = cache.format.v_in_k;
+  validate_opaque_bytes(cache, name, "k", cache.k, cache.k_strides.block, cache.opaque_k_bytes);
+  require(!v_in_k || cache.opaque_v_bytes == 0, name, ".opaque_v_bytes: needs 0 with v_in_k, has ",
+          cache.opaque_v_bytes);
+  if (cache.opaque_v_bytes != 0) {
+    validate_opaque_bytes(cache, name, "v", cache.v, cache.v_strides.block, cache.opaque_v_bytes);
+    if (use == CacheUse::kWrite) validate_opaque_apart(cache, name);
+  }
+  if (cache.format.scales == ScaleGranularity::kPerTokenHead) {
+    require(cache.k_scales.data == nullptr, name, ".k_scales: given, but they are in the blocks");
+    require(cache.v_scales.data == nullptr, name, ".v_scales: given, but they are in the blocks");
+    return;
+  }
+  validate_scales(cache, use, name, "k_scales", cache.k_scales);
+  if (!v_in_k) validate_scales(cache, use, name, "v_scales", cache.v_scales);
+}
+
 // The caller's own scales are divisors. Contents on a device are not read.
 void validate_scale_values(const KvCacheView& cache, const char* field, const KvScales& scales) {
-  if (!cache.device.is_host() || is_opaque(cache.format.layout) || cache.num_blocks == 0) return;
+  if (!cache.device.is_host() || cache.num_blocks == 0) return;
   const ScaleGranularity granularity = cache.format.scales;
   if (granularity != ScaleGranularity::kPerTensor && granularity != ScaleGranularity::kPerHead) {
     return;
@@ -156,12 +193,7 @@ void validate_cache(const KvCacheView& cache, CacheUse use, const FieldName& nam
   const bool v_in_k = cache.format.v_in_k;
   if (v_in_k) validate_v_in_k(cache, name);
   if (cache.num_blocks == 0) return;
-  if (is_opaque(cache.format.layout)) {  // scales, if any, are inside the blocks
-    validate_opaque(cache, name, "k", cache.k, cache.k_strides.block, cache.opaque_k_bytes);
-    if (v_in_k || cache.opaque_v_bytes == 0) return;
-    validate_opaque(cache, name, "v", cache.v, cache.v_strides.block, cache.opaque_v_bytes);
-    return;
-  }
+  if (is_opaque(cache.format.layout)) return validate_opaque(cache, use, name);
   validate_pointer(cache, name, "k", cache.k);
   if (!v_in_k) validate_pointer(cache, name, "v", cache.v);
   validate_strides(cache, use, name);

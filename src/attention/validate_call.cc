@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tensors and values of append, attend and merge. What depends on the batch is checked against
 // its facts, in constant time.
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -246,7 +247,12 @@ AddressRange address_range(const KvCacheView& cache, KvTensor tensor) {
   const auto base = reinterpret_cast<std::uintptr_t>(tensor == KvTensor::kK ? cache.k : cache.v);
   if (cache.num_blocks == 0) return {base, base};
   if (is_opaque(cache.format.layout)) {
-    return {base, base + static_cast<std::uintptr_t>(cache.num_blocks * cache.k_strides.block)};
+    // K begins a record, whose padding belongs to the cache too; V may have no bytes of its own.
+    const bool is_k = tensor == KvTensor::kK || cache.format.v_in_k;
+    const std::int64_t stride = is_k ? cache.k_strides.block : cache.v_strides.block;
+    const std::int64_t last = is_k ? std::max(stride, cache.opaque_k_bytes) : cache.opaque_v_bytes;
+    if (last == 0) return {base, base};
+    return {base, base + static_cast<std::uintptr_t>((cache.num_blocks - 1) * stride + last)};
   }
   const ElementRange range = element_range(cache, tensor);
   const std::int64_t bytes = dtype_bytes(cache.format.dtype);

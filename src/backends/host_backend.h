@@ -23,6 +23,7 @@ class HostBackend : public AttentionBackend {
                                                   const BatchBounds& bounds,
                                                   const Workspace& workspace) override;
   void do_prepare(PreparedBatch& prepared, Stream stream) override;
+  // Copies private layouts as they are, and refuses to convert them.
   void do_copy_blocks(std::span<const KvCacheView> src, std::span<const KvCacheView> dst,
                       std::span<const BlockCopy> copies, Stream stream) override;
   void do_copy_region(std::span<const KvCacheView> src, std::span<const KvCacheView> dst,

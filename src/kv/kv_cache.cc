@@ -109,13 +109,15 @@ KvCacheView layer_view(const AttentionSpec& spec, const KvLayout& layout, std::i
   return view;
 }
 
-void require_opaque_fits(const KvLayout& layout) {
+void require_opaque_fits(const AttentionSpec& spec, const KvLayout& layout) {
   const std::int64_t k_end = layout.opaque_k_bytes;
   const std::int64_t v_end = checked_add(kCacheBytes, layout.v_offset_bytes, layout.opaque_v_bytes);
   require(k_end > 0 && layout.opaque_v_bytes >= 0 && k_end <= layout.block_bytes &&
               v_end <= layout.block_bytes,
           "opaque bytes of K and V must lie within block_bytes ", layout.block_bytes, ", end at ",
           k_end, " and ", v_end);
+  require(!spec.kv.v_in_k || layout.opaque_v_bytes == 0,
+          "with v_in_k an opaque layout has no bytes of V, has ", layout.opaque_v_bytes);
   require(layout.opaque_v_bytes == 0 || k_end <= layout.v_offset_bytes,
           "opaque bytes of K must end before V at ", layout.v_offset_bytes, ", end at ", k_end);
   require(layout.k_strides.block == layout.block_bytes &&
@@ -127,7 +129,7 @@ void require_opaque_fits(const KvLayout& layout) {
 // A record holds all elements of its block, and records follow each other without overlap.
 void require_layout_fits(const AttentionSpec& spec, const KvLayout& layout) {
   require_record(spec, layout);
-  if (is_opaque(layout.id)) return require_opaque_fits(layout);
+  if (is_opaque(layout.id)) return require_opaque_fits(spec, layout);
   require(layout.id == KvLayoutId::kPlain || layout.id == KvLayoutId::kPairTiled, "unknown layout ",
           static_cast<int>(layout.id));
   require(layout.id == KvLayoutId::kPlain || pair_tiled_layout_fits(spec),

@@ -235,6 +235,14 @@ TEST(KvCache, OpaqueRecords) {
   EXPECT_NE(refusal([&] { KvCache(memory, spec, layout, {.num_blocks = 3}); }).find("129"),
             std::string::npos);
   layout.opaque_k_bytes = 128;
+  AttentionSpec v_in_k = spec;
+  v_in_k.kv.v_in_k = true;
+  v_in_k.value_dim = v_in_k.head_dim;
+  EXPECT_NE(refusal([&] { KvCache(memory, v_in_k, layout, {.num_blocks = 3}); }).find("v_in_k"),
+            std::string::npos);
+  layout.opaque_v_bytes = 0;
+  EXPECT_EQ(refusal([&] { KvCache(memory, v_in_k, layout, {.num_blocks = 3}); }), "accepted");
+  layout.opaque_v_bytes = 128;
   layout.v_strides.block = 255;
   EXPECT_NE(refusal([&] { KvCache(memory, spec, layout, {.num_blocks = 3}); }).find("255"),
             std::string::npos);
