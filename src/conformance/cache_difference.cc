@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "base/check.h"
 #include "base/number_formats.h"
@@ -11,6 +12,8 @@
 
 namespace quire::conformance {
 namespace {
+
+constexpr std::byte kNotExported{0x5a};  // a number in every format
 
 const char* tensor_name(KvTensor tensor) {
   return tensor == KvTensor::kK ? "K" : "V";
@@ -115,16 +118,28 @@ std::optional<std::string> CacheMemory::slack_difference(const Bytes& got) const
   return std::nullopt;
 }
 
-std::optional<std::string> CacheMemory::difference(const char* name) const {
-  if (opaque_buffer_ != nullptr) {
-    std::vector<BlockCopy> copies;
-    for (std::int32_t block = 0; block < options_.num_blocks; ++block) {
-      copies.push_back({block, block});
-    }
-    backend_.export_blocks({&view_, 1}, {&stage_, 1}, copies);
-    backend_.memory().synchronize({});
+// To where it was imported from, which first loses what it held: what is not exported shows.
+void CacheMemory::export_opaque() const {
+  const Bytes unlike(kv_bytes_.size(), kNotExported);
+  for (const Extent& extent : kv_extents_) {
+    kv_buffer_->upload(unlike.data() + extent.in_image, extent.in_memory, extent.size);
   }
-  if (!kv_buffer_->guards_are_intact() || !scale_buffer_->guards_are_intact()) {
+  if (image_.format.scales == ScaleGranularity::kPerTokenHead) {
+    const std::vector<float> none(scales_.size(), std::numeric_limits<float>::quiet_NaN());
+    const auto* bytes = reinterpret_cast<const std::byte*>(none.data());
+    for (const Extent& extent : scale_extents_) {
+      scale_buffer_->upload(bytes + extent.in_image, extent.in_memory, extent.size);
+    }
+  }
+  backend_.export_blocks({&view_, 1}, {&stage_, 1}, image_copies());
+  backend_.memory().synchronize({});
+}
+
+std::optional<std::string> CacheMemory::difference(const char* name) const {
+  if (opaque_buffer_ != nullptr) export_opaque();
+  const bool opaque_is_intact = opaque_buffer_ == nullptr || opaque_buffer_->guards_are_intact();
+  if (!opaque_is_intact || !kv_buffer_->guards_are_intact() ||
+      !scale_buffer_->guards_are_intact()) {
     return concat(name, ": bytes next to it were written");
   }
   Bytes kv(kv_bytes_.size());

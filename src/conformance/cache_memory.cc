@@ -10,6 +10,7 @@
 #include "base/check.h"
 #include "base/number_formats.h"
 #include "conformance/index.h"
+#include "layout/kv_extent.h"
 
 namespace quire::conformance {
 namespace {
@@ -124,10 +125,6 @@ KvLayout record_layout(const AttentionBackend& backend, const AttentionSpec& spe
   return style == CacheStyle::kPairTiled ? pair_tiled_layout(spec) : plain_layout(spec);
 }
 
-bool is_opaque_layout(KvLayoutId id) {
-  return id >= KvLayoutId::kFirstPrivate;
-}
-
 // Scales of one block of one tensor, and slack.
 std::int64_t scales_per_block(const AttentionSpec& spec) {
   return spec.num_kv_heads * std::int64_t{spec.kv.block_size} + 3;
@@ -158,10 +155,10 @@ CacheMemory::CacheMemory(AttentionBackend& backend, const AttentionSpec& spec,
                          const Options& options)
     : backend_(backend), options_(options), is_record_(is_record(options.style)) {
   plain_spec_ = spec;
-  if (is_opaque_layout(spec.kv.layout)) plain_spec_.kv.layout = KvLayoutId::kPlain;
+  if (is_opaque(spec.kv.layout)) plain_spec_.kv.layout = KvLayoutId::kPlain;
   if (is_record_) {
-    layout_ = is_opaque_layout(spec.kv.layout) ? plain_layout(plain_spec_)
-                                               : record_layout(backend, spec, options.style);
+    layout_ = is_opaque(spec.kv.layout) ? plain_layout(plain_spec_)
+                                        : record_layout(backend, spec, options.style);
   }
   num_image_blocks_ =
       options.blocks_in_image.empty() ? options.num_blocks : std::ssize(options.blocks_in_image);
@@ -177,7 +174,8 @@ CacheMemory::CacheMemory(AttentionBackend& backend, const AttentionSpec& spec,
   const std::int64_t tensors = spec.kv.v_in_k ? 1 : 2;
   scales_.assign(at(tensors * num_scales(spec, num_image_blocks_)),
                  std::numeric_limits<float>::quiet_NaN());
-  kv_buffer_ = std::make_unique<DeviceBuffer>(memory, kv_size(options.num_blocks), options.place);
+  kv_buffer_ = std::make_unique<DeviceBuffer>(memory, kv_size(options.num_blocks), options.place,
+                                              layout_.alignment);
   scale_buffer_ = std::make_unique<DeviceBuffer>(
       memory, tensors * num_scales(spec, options.num_blocks) * std::int64_t{sizeof(float)},
       options.place);
@@ -187,7 +185,7 @@ CacheMemory::CacheMemory(AttentionBackend& backend, const AttentionSpec& spec,
                 options.num_blocks, kv_buffer_->device());
   view_ = stage_;
   plan_extents();
-  if (is_opaque_layout(spec.kv.layout)) make_opaque(spec);
+  if (is_opaque(spec.kv.layout)) make_opaque(spec);
 }
 
 KvCacheView CacheMemory::bind(const AttentionSpec& spec, void* kv, float* scales,
@@ -275,8 +273,9 @@ void CacheMemory::plan_extents() {
 
 void CacheMemory::make_opaque(const AttentionSpec& spec) {
   const KvLayout layout = backend_.preferred_layout(spec);
-  opaque_buffer_ = std::make_unique<DeviceBuffer>(
-      backend_.memory(), options_.num_blocks * layout.block_bytes, options_.place);
+  opaque_buffer_ =
+      std::make_unique<DeviceBuffer>(backend_.memory(), options_.num_blocks * layout.block_bytes,
+                                     options_.place, layout.alignment);
   view_.k = opaque_buffer_->data();
   view_.v = static_cast<std::byte*>(view_.k) + (spec.kv.v_in_k ? 0 : layout.v_offset_bytes);
   view_.k_strides = layout.k_strides;
@@ -288,6 +287,18 @@ void CacheMemory::make_opaque(const AttentionSpec& spec) {
     view_.k_scales = {};
     view_.v_scales = {};
   }
+}
+
+// Every block of the image to its own place.
+std::vector<BlockCopy> CacheMemory::image_copies() const {
+  std::vector<BlockCopy> copies;
+  for (std::int64_t n = 0; n < num_image_blocks_; ++n) {
+    const auto block = static_cast<std::int32_t>(n);
+    const bool is_all = options_.blocks_in_image.empty();
+    const std::int32_t place = is_all ? block : options_.blocks_in_image[at(n)];
+    copies.push_back({place, place});
+  }
+  return copies;
 }
 
 std::int64_t CacheMemory::image_block(std::int64_t block) const noexcept {
@@ -357,11 +368,7 @@ void CacheMemory::upload() {
     scale_buffer_->upload(scales + extent.in_image, extent.in_memory, extent.size);
   }
   if (opaque_buffer_ == nullptr) return;
-  std::vector<BlockCopy> copies;
-  for (std::int32_t block = 0; block < options_.num_blocks; ++block) {
-    copies.push_back({block, block});
-  }
-  backend_.import_blocks({&stage_, 1}, {&view_, 1}, copies);
+  backend_.import_blocks({&stage_, 1}, {&view_, 1}, image_copies());
   backend_.memory().synchronize({});
 }
 

@@ -76,6 +76,8 @@ class CacheMemory {
   void bind_scales(KvCacheView& view, float* scales, std::int64_t num_blocks) const;
   void plan_extents();
   void make_opaque(const AttentionSpec& spec);
+  std::vector<BlockCopy> image_copies() const;
+  void export_opaque() const;
   std::byte* element(KvTensor tensor, std::int64_t block, std::int64_t head, std::int64_t token,
                      std::int64_t d) const;
   std::optional<std::string> element_difference(const KvCacheView& got, KvTensor tensor) const;

@@ -145,7 +145,6 @@ std::optional<std::string> check_copy_region(CheckContext& context) {
   const Problem& p = context.problem;
   AttentionBackend& backend = context.backend;
   const AttentionSpec spec = spec_for(backend, p);
-  if (spec.kv.layout >= KvLayoutId::kFirstPrivate) return std::nullopt;
   Layers first(context, spec, options_for(p, 6), 1);
   Layers second(context, spec, options_for(p, 8), 2);
   const int block_size = spec.kv.block_size;

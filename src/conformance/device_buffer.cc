@@ -31,16 +31,19 @@ constexpr unsigned char kPoisonByte = std::to_integer<unsigned char>(kPoison);
 
 }  // namespace
 
-DeviceBuffer::DeviceBuffer(DeviceMemory& memory, std::int64_t size_bytes, Place place)
+DeviceBuffer::DeviceBuffer(DeviceMemory& memory, std::int64_t size_bytes, Place place,
+                           std::int64_t alignment)
     : memory_(memory), place_(place), size_bytes_(size_bytes) {
-  const std::int64_t all_bytes = size_bytes + 2 * kGuardBytes;
+  const std::int64_t all_bytes = size_bytes + 2 * kGuardBytes + alignment - kAlignment;
   base_ = static_cast<std::byte*>(place == Place::kHost ? memory_.allocate_host(all_bytes)
                                                         : memory_.allocate(all_bytes));
-  data_ = base_ + kGuardBytes;
+  const std::uintptr_t first = reinterpret_cast<std::uintptr_t>(base_) + kGuardBytes;
+  const auto multiple = static_cast<std::uintptr_t>(alignment);
+  data_ = base_ + kGuardBytes + (multiple - first % multiple) % multiple;
   if (size_bytes <= kMaxFilledBytes) {
     fill(base_, all_bytes);
   } else {
-    fill(base_, kGuardBytes);
+    fill(data_ - kGuardBytes, kGuardBytes);
     fill(data_ + size_bytes_, kGuardBytes);
   }
 }
@@ -108,7 +111,7 @@ std::vector<std::byte> DeviceBuffer::download() const {
 
 bool DeviceBuffer::guards_are_intact() const {
   std::vector<std::byte> guards(at(2 * kGuardBytes));
-  read(guards.data(), base_, kGuardBytes);
+  read(guards.data(), data_ - kGuardBytes, kGuardBytes);
   read(guards.data() + kGuardBytes, data_ + size_bytes_, kGuardBytes);
   return std::all_of(guards.begin(), guards.end(), [](std::byte b) { return b == kPoison; });
 }

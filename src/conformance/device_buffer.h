@@ -23,8 +23,10 @@ enum class Place : std::uint8_t { kDevice, kHost };
 
 class DeviceBuffer {
  public:
-  // Holds poison until the first upload. `memory` must outlive it.
-  DeviceBuffer(DeviceMemory& memory, std::int64_t size_bytes, Place place = Place::kDevice);
+  // Holds poison until the first upload. `memory` must outlive it. The alignment is a power of two
+  // from kAlignment on.
+  DeviceBuffer(DeviceMemory& memory, std::int64_t size_bytes, Place place = Place::kDevice,
+               std::int64_t alignment = kAlignment);
   DeviceBuffer(DeviceBuffer&& other) noexcept;
   DeviceBuffer& operator=(DeviceBuffer&&) = delete;
   ~DeviceBuffer();
@@ -42,6 +44,8 @@ class DeviceBuffer {
   bool guards_are_intact() const;
 
  private:
+  static constexpr std::int64_t kAlignment = 64;  // of all that DeviceMemory allocates
+
   void fill(std::byte* data, std::int64_t size);
   void read(void* host, const std::byte* data, std::int64_t size) const;
 

@@ -139,6 +139,7 @@ std::optional<std::string> check_cascade(CheckContext& context) {
   for (std::size_t n = 0; n < parts.size(); ++n) {
     LoadOptions options;
     options.spec = spec_for(backend, parts[n]);
+    options.arrival = arrival_for(backend, options.spec, Arrival::kStored);  // of no tokens
     batches.push_back(std::make_unique<LoadedBatch>(backend, parts[n], arrangements[n], options));
     batches[n]->run();
     if (auto found = batches[n]->side_effects()) return concat("partial ", n, ": ", *found);

@@ -7,6 +7,7 @@
 #include "conformance/checks.h"
 #include "conformance/loaded_batch.h"
 #include "conformance/oracle.h"
+#include "layout/kv_extent.h"
 
 namespace quire::conformance {
 namespace {
@@ -42,8 +43,13 @@ std::string skip_reason(AttentionBackend& backend, const Problem& problem) {
   if (problem.c.check == Check::kInvariance && !backend.info().batch_invariant) {
     return "the backend does not promise batch invariance";
   }
+  const AttentionSpec spec = spec_for(backend, problem);
+  if (problem.c.check == Check::kCopyRegion && is_opaque(spec.kv.layout)) {
+    return concat("the tokens of the private layout ", static_cast<int>(spec.kv.layout),
+                  " cannot be copied apart from their block");
+  }
   std::string reasons;
-  for (const std::string& reason : backend.supports(spec_for(backend, problem)).reasons) {
+  for (const std::string& reason : backend.supports(spec).reasons) {
     reasons += (reasons.empty() ? "" : "; ") + reason;
   }
   return reasons;
