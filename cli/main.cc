@@ -2,6 +2,7 @@
 // The command `quire`: one file per subcommand.
 #include <fmt/core.h>
 
+#include <cstdio>
 #include <exception>
 
 #include "cli/command.h"
@@ -39,7 +40,13 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? kSuccess : kUsage;
   }
   try {
-    return action();
+    const int outcome = action();
+    // What did not reach its reader was not done.
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+      fmt::print(stderr, "quire: standard output: cannot be written\n");
+      return outcome == kSuccess ? kFailure : outcome;
+    }
+    return outcome;
   } catch (const quire::Error& error) {
     fmt::print(stderr, "quire: {}: {}\n", quire::error_code_name(error.code()), error.what());
   } catch (const std::exception& error) {

@@ -58,8 +58,34 @@ std::size_t remember(const std::string& path) {
 
 }  // namespace
 
-OutputFile::OutputFile(const std::string& path)
-    : path_(path), temporary_(fmt::format("{}.{}.tmp", path, getpid())) {
+namespace {
+
+// What a name leads to, so that a link stays one.
+std::string target_of(const std::string& path) {
+  std::error_code ignored;
+  const std::filesystem::path target = std::filesystem::canonical(path, ignored);
+  return ignored ? path : target.string();
+}
+
+// A device or a pipe is written to; a rename would take its place.
+bool is_written_in_place(const std::string& path) {
+  std::error_code ignored;
+  const auto type = std::filesystem::status(path, ignored).type();
+  return type == std::filesystem::file_type::character ||
+         type == std::filesystem::file_type::block || type == std::filesystem::file_type::fifo ||
+         type == std::filesystem::file_type::socket;
+}
+
+}  // namespace
+
+OutputFile::OutputFile(const std::string& path) : path_(target_of(path)) {
+  if (is_written_in_place(path_)) {
+    errno = 0;
+    stream_.open(path_, std::ios::binary | std::ios::out);
+    if (!stream_) fail(path_);
+    return;
+  }
+  temporary_ = fmt::format("{}.{}.tmp", path_, getpid());
   slot_ = remember(temporary_);
   errno = 0;
   stream_.open(temporary_, std::ios::binary | std::ios::trunc);
@@ -70,7 +96,7 @@ OutputFile::OutputFile(const std::string& path)
 }
 
 OutputFile::~OutputFile() {
-  if (is_done_) return;
+  if (is_done_ || temporary_.empty()) return;
   stream_.close();
   std::error_code ignored;
   std::filesystem::remove(temporary_, ignored);
@@ -81,6 +107,10 @@ void OutputFile::commit() {
   errno = 0;
   stream_.close();
   if (!stream_) fail(path_);
+  if (temporary_.empty()) {
+    is_done_ = true;
+    return;
+  }
   if (std::rename(temporary_.c_str(), path_.c_str()) != 0) fail(path_);
   unfinished[slot_].is_used = 0;
   is_done_ = true;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -52,9 +53,29 @@ CachePlan plan_cache(const ReplayCommand& options, const Workload& workload,
   } else if (!is_given) {
     plan.num_blocks = replay::blocks_for_all(workload, plan.block_size);
   }
-  if (is_given && options.watermark_blocks < 0) plan.watermark_blocks = plan.num_blocks / 100;
+  if (is_given && options.watermark_blocks < 0) {
+    plan.watermark_blocks = plan.num_blocks / 100;
+    plan.watermark_is_percent = true;
+  }
   require_all_fit(workload, plan);
   return plan;
+}
+
+// Reports must not take the place of each other or of the trace.
+void require_distinct_files(const ReplayCommand& options) {
+  const auto is_same = [](const std::string& a, const std::string& b) {
+    std::error_code ignored;
+    return !a.empty() && !b.empty() && (a == b || std::filesystem::equivalent(a, b, ignored));
+  };
+  const auto require_not = [](bool is_wrong, const char* what, const std::string& file) {
+    if (is_wrong) throw Error(ErrorCode::kInvalidArgument, fmt::format("{}: {}", what, file));
+  };
+  require_not(is_same(options.html, options.chrome_trace), "--html and --chrome-trace are one file",
+              options.html);
+  require_not(is_same(options.html, options.trace), "--html would take the place of the trace",
+              options.html);
+  require_not(is_same(options.chrome_trace, options.trace),
+              "--chrome-trace would take the place of the trace", options.chrome_trace);
 }
 
 // Checking the whole state takes about as long as walking all blocks.
@@ -135,6 +156,7 @@ int run_replay(ReplayCommand options) {
   if (options.replay.validate_interval < 0) {
     options.replay.validate_interval = default_validate_interval(machine.plan);
   }
+  require_distinct_files(options);
   std::optional<OutputFile> html;
   if (!options.html.empty()) html.emplace(options.html);
   std::optional<OutputFile> chrome;

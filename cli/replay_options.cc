@@ -2,6 +2,7 @@
 #include "cli/replay_options.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <map>
 #include <string>
@@ -129,11 +130,16 @@ void add_checks_and_clock(CLI::App& command, ReplayCommand& options) {
                   "Steps between two checks of the whole state; 0: only at the end")
       ->check(CLI::Range(std::int64_t{0}, kMaxCount))
       ->group("Checks");
+  // A range holds nothing against NaN, which is neither below nor above.
+  const auto is_number = [](const std::string& text) {
+    return std::isnan(std::strtod(text.c_str(), nullptr)) ? text + " is no number" : std::string();
+  };
   const auto add = [&](const char* name, double& value, double unit, const char* text) {
     command
         .add_option_function<double>(
             name, [&value, unit](double number) { value = number * unit; }, text)
-        ->check(CLI::Range(0.0, 1e12))
+        ->check(CLI::Range(0.0, 1e9))
+        ->check(is_number)
         ->group("Clock of the trace");
   };
   add("--step-ms", options.replay.cost.step_s, 1e-3, "What a step costs: 5");

@@ -31,15 +31,25 @@ std::int64_t blocks_for_all(const Workload& workload, int block_size) {
 }
 
 void require_all_fit(const Workload& workload, const CachePlan& plan) {
+  std::int64_t largest = 0;
+  std::int64_t most_blocks = 0;
   for (std::int64_t i = 0; i < workload.size(); ++i) {
-    const std::int64_t num_blocks = blocks_of(workload, i, plan.block_size) + plan.watermark_blocks;
-    require(num_blocks <= plan.num_blocks, "the cache is too small for request ", i + 1,
-            " of the trace: ", workload.input_length(i), " + ", workload.output_length(i),
-            " tokens need ", num_blocks, " blocks of ", plan.block_size, " tokens (",
-            plan.watermark_blocks, " of them the watermark), a cache of ",
-            (num_blocks + 1) * plan.block_bytes, " bytes; it has ", plan.num_blocks, " blocks, ",
-            plan.size_bytes(), " bytes");
+    const std::int64_t num_blocks = blocks_of(workload, i, plan.block_size);
+    if (num_blocks > most_blocks) {
+      most_blocks = num_blocks;
+      largest = i;
+    }
   }
+  // With a watermark of 1 %: the smallest n with n - n / 100 >= most_blocks.
+  const std::int64_t needed = plan.watermark_is_percent
+                                  ? most_blocks + (most_blocks > 0 ? (most_blocks - 1) / 99 : 0)
+                                  : most_blocks + plan.watermark_blocks;
+  require(needed <= plan.num_blocks, "the cache is too small for request ", largest + 1,
+          " of the trace, its largest: ", workload.input_length(largest), " + ",
+          workload.output_length(largest), " tokens are ", most_blocks, " blocks of ",
+          plan.block_size, ", with the watermark ", needed, ", a cache of ",
+          (needed + 1) * plan.block_bytes, " bytes; it has ", plan.num_blocks, " blocks, ",
+          plan.size_bytes(), " bytes");
 }
 
 BlockManagerOptions manager_options(const CachePlan& plan) {

@@ -15,7 +15,8 @@ struct CachePlan {
   std::int64_t num_blocks = 0;   // that can be used; one more stands for nobody
   std::int64_t num_host_blocks = 0;
   std::int64_t watermark_blocks = 0;
-  bool share_tails = false;  // partly filled last blocks are found too, and copied
+  bool watermark_is_percent = false;  // it is 1 % of num_blocks, and grows with it
+  bool share_tails = false;           // partly filled last blocks are found too, and copied
 
   std::int64_t size_bytes() const noexcept { return (num_blocks + 1) * block_bytes; }
 };

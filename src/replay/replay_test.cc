@@ -181,7 +181,8 @@ TEST(Replay, NamesTheRequestThatDoesNotFit) {
     require_all_fit(workload, plan_for(workload, 8, 12));
     FAIL() << "accepted";
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("request 2 of the trace: 90 + 10 tokens need 13 blocks"));
+    EXPECT_THAT(error.what(),
+                HasSubstr("request 2 of the trace, its largest: 90 + 10 tokens are 13 blocks"));
     EXPECT_THAT(error.what(), HasSubstr("a cache of 14000 bytes"));
   }
   EXPECT_NO_THROW(require_all_fit(workload, plan_for(workload, 8, 13)));

@@ -133,12 +133,45 @@ def test_an_endless_line_is_refused_at_its_limit(tmp_path):
 def test_a_cache_too_small_names_request_and_bytes(trace):
     result = quire("replay", trace, "--memory-only", "--cache-blocks", 4)
     assert result.returncode == 2
-    assert re.search(r"too small for request \d+ of the trace: \d+ \+ \d+ tokens need \d+ blocks .*"
-                     r"a cache of \d+ bytes", result.stderr)
-    need = re.search(r"a cache of (\d+) bytes", result.stderr)[1]
-    again = quire("replay", trace, "--memory-only", "--watermark", 0, "--cache-bytes", need,
-                  "--requests", 1)
-    assert again.returncode == 0, again.stderr
+    assert re.search(r"too small for request \d+ of the trace, its largest: \d+ \+ \d+ tokens are "
+                     r"\d+ blocks .* a cache of \d+ bytes", result.stderr)
+    need = int(re.search(r"a cache of (\d+) bytes", result.stderr)[1])
+    enough = quire("replay", trace, "--memory-only", "--cache-bytes", need)
+    assert enough.returncode == 0, enough.stderr
+    too_small = quire("replay", trace, "--memory-only", "--cache-bytes", need - 1)
+    assert too_small.returncode == 2
+
+
+def test_output_that_is_lost_is_no_success(trace, tmp_path):
+    with open("/dev/full", "w") as full:
+        result = subprocess.run([COMMAND, "replay", trace, "--memory-only", "--json"], stdout=full,
+                                stderr=subprocess.PIPE, text=True)
+    assert result.returncode == 1
+    assert "standard output: cannot be written" in result.stderr
+    assert quire("replay", trace, "--memory-only", "--html", trace).returncode == 2
+    same = tmp_path / "same"
+    result = quire("replay", trace, "--memory-only", "--html", same, "--chrome-trace", same)
+    assert result.returncode == 2 and not same.exists()
+
+
+def test_a_link_or_a_pipe_stays_what_it_is(trace, tmp_path):
+    target, link = tmp_path / "target.html", tmp_path / "link.html"
+    target.write_text("old")
+    link.symlink_to(target)
+    assert quire("replay", trace, "--memory-only", "--html", link).returncode == 0
+    assert link.is_symlink() and "<html" in target.read_text()
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True)
+    assert quire("replay", trace, "--memory-only", "--html", pipe).returncode == 0
+    assert "<html" in reader.communicate(timeout=60)[0]
+    assert pipe.is_fifo()
+
+
+@pytest.mark.parametrize("flag", ["--step-ms", "--token-us", "--key-ns"])
+def test_nan_is_refused_by_the_name_of_its_flag(trace, flag):
+    result = quire("replay", trace, "--memory-only", flag, "nan")
+    assert result.returncode == 2 and flag in result.stderr
 
 
 @pytest.mark.parametrize(
