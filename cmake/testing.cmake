@@ -31,6 +31,10 @@ function(quire_add_test_run)
            WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(${arg_NAME} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
                                               ENVIRONMENT "${arg_ENVIRONMENT}")
+  # What the jobs of other compilers and sanitizers run by these labels, they must have built.
+  if("unit" IN_LIST arg_LABELS OR "smoke" IN_LIST arg_LABELS)
+    add_dependencies(host_tests ${arg_TARGET})
+  endif()
 endfunction()
 
 # Registers a script that exits 77 after a line "SKIP: reason" where it cannot run on this machine.
