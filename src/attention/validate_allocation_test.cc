@@ -3,34 +3,13 @@
 // every operator new of the whole test program.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstddef>
-#include <cstdlib>
-#include <new>
+#include <cstdint>
 #include <vector>
 
+#include "allocation/allocations.h"
 #include "attention/validate.h"
 #include "attention/validate_fixture.h"
-
-namespace {
-
-std::atomic<long> num_allocations{0};
-
-}  // namespace
-
-// Not inlined: the compiler would take malloc and delete for a mismatch.
-[[gnu::noinline]] void* operator new(std::size_t size) {
-  num_allocations.fetch_add(1, std::memory_order_relaxed);
-  void* data = std::malloc(size == 0 ? 1 : size);
-  if (data == nullptr) throw std::bad_alloc();
-  return data;
-}
-[[gnu::noinline]] void operator delete(void* data) noexcept {
-  std::free(data);
-}
-[[gnu::noinline]] void operator delete(void* data, std::size_t) noexcept {
-  std::free(data);
-}
 
 namespace quire::testing {
 namespace {
@@ -41,7 +20,7 @@ TEST(ValidateAllocation, NothingIsAllocated) {
     if (scales != ScaleGranularity::kNone) step.quantize(scales);
     std::vector<std::int64_t> scratch(
         static_cast<std::size_t>(validation_scratch_bytes(step.bounds)) / 8);
-    const long before = num_allocations.load();
+    const std::int64_t before = test::num_allocations();
     const BatchFacts facts =
         validate_batch(step.spec, step.bounds, step.batch, Device{}, scratch.data());
     validate_append(step.spec, facts, step.new_kv, step.cache, Device{});
@@ -50,9 +29,9 @@ TEST(ValidateAllocation, NothingIsAllocated) {
     validate_merge(step.partials, step.merge_sinks, step.merged, Device{});
     validate_copy_blocks(step.src, step.dst, step.copies, CopyKind::kSameLayout, Device{});
     validate_copy_region(step.src, step.dst, step.region, Device{});
-    EXPECT_EQ(num_allocations.load() - before, 0);
+    EXPECT_EQ(test::num_allocations() - before, 0);
   }
-  EXPECT_GT(num_allocations.load(), 0);
+  EXPECT_GT(test::num_allocations(), 0);
 }
 
 }  // namespace

@@ -3,34 +3,12 @@
 // operator new of the whole test program.
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <new>
 #include <vector>
 
+#include "allocation/allocations.h"
 #include "engine/engine_fixture.h"
-
-namespace {
-
-std::atomic<long> num_allocations{0};
-
-}  // namespace
-
-// Not inlined: the compiler would take malloc and delete for a mismatch.
-[[gnu::noinline]] void* operator new(std::size_t size) {
-  num_allocations.fetch_add(1, std::memory_order_relaxed);
-  void* data = std::malloc(size == 0 ? 1 : size);
-  if (data == nullptr) throw std::bad_alloc();
-  return data;
-}
-[[gnu::noinline]] void operator delete(void* data) noexcept {
-  std::free(data);
-}
-[[gnu::noinline]] void operator delete(void* data, std::size_t) noexcept {
-  std::free(data);
-}
 
 namespace quire {
 namespace {
@@ -68,10 +46,10 @@ TEST(StepAllocation, DecodingAllocatesNothing) {
     return result.num_tokens;
   };
   for (int i = 0; i < 60; ++i) step();
-  const long before = num_allocations.load();
+  const std::int64_t before = test::num_allocations();
   std::int64_t num_tokens = 0;
   for (int i = 0; i < 20; ++i) num_tokens += step();
-  EXPECT_EQ(num_allocations.load() - before, 0);
+  EXPECT_EQ(test::num_allocations() - before, 0);
   EXPECT_EQ(num_tokens, 8 * 20);
   EXPECT_GT(before, 0);
 }

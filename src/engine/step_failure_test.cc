@@ -8,57 +8,14 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <functional>
 #include <map>
-#include <new>
 #include <sstream>
 #include <string>
 #include <vector>
 
+#include "allocation/allocations.h"
 #include "engine/engine_fixture.h"
-
-namespace {
-
-// Allocations that still succeed; negative: all do. Of the thread that sets it: backends that
-// compute in threads of their own do so without allocating.
-thread_local std::int64_t num_allowed = -1;
-
-void* allocate(std::size_t size) {
-  if (num_allowed == 0) throw std::bad_alloc();
-  if (num_allowed > 0) --num_allowed;
-  void* const memory = std::malloc(size == 0 ? 1 : size);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-}  // namespace
-
-// Not inlined: the compiler would take malloc and delete for a mismatch.
-[[gnu::noinline]] void* operator new(std::size_t size) {
-  return allocate(size);
-}
-[[gnu::noinline]] void* operator new[](std::size_t size) {
-  return allocate(size);
-}
-[[gnu::noinline]] void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
-  return num_allowed == 0 ? nullptr : std::malloc(size == 0 ? 1 : size);
-}
-[[gnu::noinline]] void operator delete(void* memory, const std::nothrow_t&) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete[](void* memory) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete[](void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
 
 namespace quire {
 namespace {
@@ -71,23 +28,11 @@ class StepFailure : public ::testing::Test {
   // `check` runs after every failure.
   template <class F, class Check>
   void attempt(const std::string& name, const F& call, const Check& check) {
-    for (std::int64_t allowed = 0;; ++allowed) {
-      bool failed = false;
-      num_allowed = allowed;
-      try {
-        call();
-      } catch (const std::bad_alloc&) {
-        failed = true;
-      } catch (...) {
-        num_allowed = -1;
-        throw;
-      }
-      num_allowed = -1;
-      if (!failed) return;
+    test::fail_every_allocation(call, [&](std::int64_t allowed) {
       ++num_failures[name];
       check(name + " after " + std::to_string(allowed) + " allocations");
-      if (HasFailure()) return;
-    }
+      return !HasFailure();
+    });
   }
 
   // All that can be seen of an engine.

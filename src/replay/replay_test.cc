@@ -193,31 +193,21 @@ TEST(Replay, NamesTheRequestThatDoesNotFit) {
 }
 
 // A sequence that nobody frees.
-class LeakingRunner final : public StepRunner {
+class LeakingRunner final : public MemoryRunner {
  public:
   explicit LeakingRunner(const BlockManagerOptions& blocks)
-      : block_manager_(blocks), scheduler_({}, blocks) {}
+      : MemoryRunner(SchedulerOptions{}, blocks) {}
 
-  RequestId submit(Request request) override { return scheduler_.submit(std::move(request)); }
   StepResult step(const BatchObserver& observe) override {
     if (!has_leaked_) {
       const std::vector<Token> tokens{1, 2, 3};
       const auto admission = block_manager_.admit(Prompt(tokens, 4));
       has_leaked_ = admission && block_manager_.append(admission->id, 3);
     }
-    const ScheduledBatch& batch = scheduler_.schedule(block_manager_);
-    if (!batch.empty()) observe(batch);
-    return scheduler_.commit(batch);
+    return MemoryRunner::step(observe);
   }
-  void extend(RequestId id, Token token) override { scheduler_.extend(id, token); }
-  void forget(RequestId /*id*/) override {}
-  std::int64_t num_unfinished() const override { return scheduler_.num_unfinished(); }
-  const Scheduler& scheduler() const override { return scheduler_; }
-  const BlockManager& block_manager() const override { return block_manager_; }
 
  private:
-  BlockManager block_manager_;
-  Scheduler scheduler_;
   bool has_leaked_ = false;
 };
 

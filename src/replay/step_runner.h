@@ -46,7 +46,7 @@ class StepRunner {
 };
 
 // Scheduler and block manager without memory behind the blocks.
-class MemoryRunner final : public StepRunner {
+class MemoryRunner : public StepRunner {
  public:
   MemoryRunner(const SchedulerOptions& scheduler, const BlockManagerOptions& blocks)
       : block_manager_(blocks), scheduler_(scheduler, block_manager_.options()) {}
@@ -63,8 +63,10 @@ class MemoryRunner final : public StepRunner {
   const Scheduler& scheduler() const override { return scheduler_; }
   const BlockManager& block_manager() const override { return block_manager_; }
 
- private:
+ protected:
   BlockManager block_manager_;
+
+ private:
   Scheduler scheduler_;
 };
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "address_sanitizer.h"
 #include "conformance/case_list.h"
 #include "conformance/run.h"
 #include "mutant_backend.h"
@@ -23,20 +24,6 @@ struct Mutant {
   std::string reason;
 };
 
-// A write outside of an allocation ends a program under an address sanitizer, which is how it is
-// found there.
-#if defined(__SANITIZE_ADDRESS__)
-constexpr bool kHasAddressSanitizer = true;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-constexpr bool kHasAddressSanitizer = true;
-#else
-constexpr bool kHasAddressSanitizer = false;
-#endif
-#else
-constexpr bool kHasAddressSanitizer = false;
-#endif
-
 // Large offsets are a matter of the full suite alone.
 bool is_for_mutants(const Case& c) {
   return c.suite <= Suite::kStandard || matches(c.name, "*/large_offsets*");
@@ -45,7 +32,7 @@ bool is_for_mutants(const Case& c) {
 TEST(Mutants, EveryBugIsCaughtByName) {
   std::vector<Mutant> mutants;
   for (const Bug bug : all_bugs()) {
-    if (kHasAddressSanitizer && bug == Bug::kWorkspaceOverrun) continue;
+    if (test::kHasAddressSanitizer && bug == Bug::kWorkspaceOverrun) continue;
     mutants.push_back({bug, std::make_unique<MutantBackend>(bug), {}, {}});
   }
   for (const Case& c : all_cases()) {

@@ -6,52 +6,15 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <map>
-#include <new>
 #include <optional>
 #include <random>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "allocation/allocations.h"
 #include "quire/block_manager.h"
-
-namespace {
-
-// Allocations that still succeed; negative: all do.
-std::int64_t num_allowed = -1;
-std::int64_t num_allocations = 0;
-
-void* allocate(std::size_t size) {
-  ++num_allocations;
-  if (num_allowed == 0) throw std::bad_alloc();
-  if (num_allowed > 0) --num_allowed;
-  void* const memory = std::malloc(size == 0 ? 1 : size);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-}  // namespace
-
-void* operator new(std::size_t size) {
-  return allocate(size);
-}
-void* operator new[](std::size_t size) {
-  return allocate(size);
-}
-void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-void operator delete[](void* memory) noexcept {
-  std::free(memory);
-}
-void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
-void operator delete[](void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
 
 namespace quire::test {
 namespace {
@@ -74,24 +37,13 @@ class AllocationFailure : public testing::Test {
   // Fails the first, the second, ... allocation of the call until it needs no more of them.
   template <class F>
   void attempt(const char* name, F&& call) {
-    for (std::int64_t allowed = 0;; ++allowed) {
-      const std::string before = manager_.dump();
-      bool failed = false;
-      num_allowed = allowed;
-      try {
-        call();
-      } catch (const std::bad_alloc&) {
-        failed = true;
-      } catch (...) {
-        num_allowed = -1;
-        throw;
-      }
-      num_allowed = -1;
-      if (!failed) return;
+    const std::string before = manager_.dump();
+    fail_every_allocation(call, [&](std::int64_t allowed) {
       ++num_failures_[name];
-      ASSERT_EQ(manager_.dump(), before) << name << " after " << allowed << " allocations";
+      EXPECT_EQ(manager_.dump(), before) << name << " after " << allowed << " allocations";
       manager_.validate();
-    }
+      return !HasFatalFailure() && !HasNonfatalFailure();
+    });
   }
 
   Prompt draw_prompt() {
@@ -218,9 +170,9 @@ TEST_F(AllocationFailure, NothingIsAllocatedInASteadyState) {
     manager_.free(id);
   };
   for (int i = 0; i < 3; ++i) serve();  // lists of copies find their size
-  const std::int64_t before = num_allocations;
+  const std::int64_t before = num_allocations();
   for (int i = 0; i < 100; ++i) serve();
-  EXPECT_EQ(num_allocations - before, 0);
+  EXPECT_EQ(num_allocations() - before, 0);
 }
 
 }  // namespace

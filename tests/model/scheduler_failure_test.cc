@@ -4,56 +4,14 @@
 // everything that scheduler_run.h asks of a trace holds all the while.
 #include <gtest/gtest.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <map>
-#include <new>
 #include <string>
 
+#include "allocation/allocations.h"
 #include "model/scheduler_run.h"
-
-namespace {
-
-// Allocations that still succeed; negative: all do.
-std::int64_t num_allowed = -1;
-
-void* allocate(std::size_t size) {
-  if (num_allowed == 0) throw std::bad_alloc();
-  if (num_allowed > 0) --num_allowed;
-  void* const memory = std::malloc(size == 0 ? 1 : size);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-
-}  // namespace
-
-// Not inlined: the compiler would take malloc and delete for a mismatch.
-[[gnu::noinline]] void* operator new(std::size_t size) {
-  return allocate(size);
-}
-[[gnu::noinline]] void* operator new[](std::size_t size) {
-  return allocate(size);
-}
-[[gnu::noinline]] void* operator new(std::size_t size, const std::nothrow_t&) noexcept {
-  return num_allowed == 0 ? nullptr : std::malloc(size == 0 ? 1 : size);
-}
-[[gnu::noinline]] void operator delete(void* memory, const std::nothrow_t&) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete[](void* memory) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
-[[gnu::noinline]] void operator delete[](void* memory, std::size_t) noexcept {
-  std::free(memory);
-}
 
 namespace quire::test {
 namespace {
@@ -62,22 +20,11 @@ TEST(SchedulerFailure, LosesNothing) {
   std::map<std::string, std::int64_t> num_failures;
   const SchedulerRun::Attempt attempt = [&](const char* name, const std::function<void()>& call,
                                             const std::function<void()>& check) {
-    for (std::int64_t allowed = 0;; ++allowed) {
-      bool failed = false;
-      num_allowed = allowed;
-      try {
-        call();
-      } catch (const std::bad_alloc&) {
-        failed = true;
-      } catch (...) {
-        num_allowed = -1;
-        throw;
-      }
-      num_allowed = -1;
-      if (!failed) return;
+    fail_every_allocation(call, [&](std::int64_t) {
       ++num_failures[name];
       check();
-    }
+      return true;
+    });
   };
   const char* text = std::getenv("QUIRE_MODEL_TRACES");
   const int num_traces = text != nullptr ? std::atoi(text) : 60;

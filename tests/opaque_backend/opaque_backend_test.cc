@@ -2,6 +2,7 @@
 // The API carries a layout that one backend alone can read: the suite passes on caches of it, with
 // K and V apart and in one record, and faults in its conversions are found.
 #include "opaque_backend/opaque_backend.h"
+#include "address_sanitizer.h"
 
 #include <gtest/gtest.h>
 
@@ -58,26 +59,12 @@ INSTANTIATE_TEST_SUITE_P(Options, OpaqueSuite,
                                                                            : "Apart";
                          });
 
-// A write outside of an allocation ends a program under an address sanitizer, which is how it is
-// found there.
-#if defined(__SANITIZE_ADDRESS__)
-constexpr bool kHasAddressSanitizer = true;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-constexpr bool kHasAddressSanitizer = true;
-#else
-constexpr bool kHasAddressSanitizer = false;
-#endif
-#else
-constexpr bool kHasAddressSanitizer = false;
-#endif
-
 // By the cases of the cache.
 TEST(OpaqueBackend, FaultsAreFound) {
   for (const OpaqueFault fault :
        {OpaqueFault::kAppendsToEmptyBlocks, OpaqueFault::kCopiesNoV, OpaqueFault::kExportsNothing,
         OpaqueFault::kImportsFirstLayer, OpaqueFault::kWritesPastCache}) {
-    if (kHasAddressSanitizer && fault == OpaqueFault::kWritesPastCache) continue;
+    if (test::kHasAddressSanitizer && fault == OpaqueFault::kWritesPastCache) continue;
     const std::unique_ptr<AttentionBackend> backend = make_opaque_backend({.fault = fault});
     int num_failed = 0;
     for (const conformance::Case& c : conformance::all_cases()) {

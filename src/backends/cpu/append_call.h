@@ -62,17 +62,17 @@ constexpr Divisor divisor_of(float scale) noexcept {
 }
 
 // What a level provides: stores the rows and heads of one share.
-using AppendRows = void (*)(const AppendCall& call, const AppendShare& share) noexcept;
+using AppendRows = void(const AppendCall& call, const AppendShare& share) noexcept;
 
 namespace scalar {
-void append_rows(const AppendCall& call, const AppendShare& share) noexcept;
+AppendRows append_rows;
 }
 #if defined(__x86_64__)
 namespace avx2 {
-void append_rows(const AppendCall& call, const AppendShare& share) noexcept;
+AppendRows append_rows;
 }
 namespace avx512 {
-void append_rows(const AppendCall& call, const AppendShare& share) noexcept;
+AppendRows append_rows;
 }
 #endif
 

@@ -34,7 +34,7 @@ constexpr ScaleGranularity kScales[] = {ScaleGranularity::kNone, ScaleGranularit
 
 struct NamedLevel {
   std::string name;
-  AppendRows append_rows;
+  AppendRows* append_rows;
 };
 
 std::vector<NamedLevel> levels() {

@@ -87,48 +87,40 @@ Scratch scratch_at(float* memory, const AttentionSpec& spec);
 
 // What a level provides: unnormalised attention of one item into scratch.states, kv head by kv
 // head. `next`, if any, is what this thread will work on then: its first keys are fetched ahead.
-using AttendItem = void (*)(const AttendCall& call, const WorkItem& item, const WorkItem* next,
-                            const Scratch& scratch) noexcept;
+using AttendItem = void(const AttendCall& call, const WorkItem& item, const WorkItem* next,
+                        const Scratch& scratch) noexcept;
 
 // Writes out (and lse) of the rows of one kv head.
-using StoreRows = void (*)(const AttendCall& call, std::int64_t sequence, std::int64_t kv_head,
-                           const IndexRange& rows, const RowStates& states) noexcept;
+using StoreRows = void(const AttendCall& call, std::int64_t sequence, std::int64_t kv_head,
+                       const IndexRange& rows, const RowStates& states) noexcept;
 
 // Adds the states of other keys to `total`, row by row.
-using MergeStates = void (*)(const RowStates& part, std::int64_t num_rows,
-                             const RowStates& total) noexcept;
+using MergeStates = void(const RowStates& part, std::int64_t num_rows,
+                         const RowStates& total) noexcept;
 
 namespace scalar {
-void attend_item(const AttendCall& call, const WorkItem& item, const WorkItem* next,
-                 const Scratch& scratch) noexcept;
-void store_rows(const AttendCall& call, std::int64_t sequence, std::int64_t kv_head,
-                const IndexRange& rows, const RowStates& states) noexcept;
-void merge_states(const RowStates& part, std::int64_t num_rows, const RowStates& total) noexcept;
+AttendItem attend_item;
+StoreRows store_rows;
+MergeStates merge_states;
 }  // namespace scalar
 #if defined(__x86_64__)
 namespace avx2 {
-void attend_item(const AttendCall& call, const WorkItem& item, const WorkItem* next,
-                 const Scratch& scratch) noexcept;
-void store_rows(const AttendCall& call, std::int64_t sequence, std::int64_t kv_head,
-                const IndexRange& rows, const RowStates& states) noexcept;
-void merge_states(const RowStates& part, std::int64_t num_rows, const RowStates& total) noexcept;
+AttendItem attend_item;
+StoreRows store_rows;
+MergeStates merge_states;
 }  // namespace avx2
 namespace avx512 {
-void attend_item(const AttendCall& call, const WorkItem& item, const WorkItem* next,
-                 const Scratch& scratch) noexcept;
-void store_rows(const AttendCall& call, std::int64_t sequence, std::int64_t kv_head,
-                const IndexRange& rows, const RowStates& states) noexcept;
-void merge_states(const RowStates& part, std::int64_t num_rows, const RowStates& total) noexcept;
+AttendItem attend_item;
+StoreRows store_rows;
+MergeStates merge_states;
 }  // namespace avx512
 namespace avx512_bf16 {
-void attend_item(const AttendCall& call, const WorkItem& item, const WorkItem* next,
-                 const Scratch& scratch) noexcept;
+AttendItem attend_item;
 }
 namespace amx {
 // Asks the system for the tile registers, which a process does not have by default.
 bool request_tiles() noexcept;
-void attend_item(const AttendCall& call, const WorkItem& item, const WorkItem* next,
-                 const Scratch& scratch) noexcept;
+AttendItem attend_item;
 }  // namespace amx
 #endif
 

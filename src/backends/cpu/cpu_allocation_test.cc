@@ -4,36 +4,13 @@
 // new of the whole test program.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <new>
 #include <string>
 #include <vector>
 
+#include "allocation/allocations.h"
 #include "backends/cpu/cpu_backend.h"
 #include "quire/kv_cache.h"
-
-namespace {
-
-std::atomic<long> num_allocations{0};
-
-}  // namespace
-
-// Not inlined: the compiler would take malloc and delete for a mismatch.
-[[gnu::noinline]] void* operator new(std::size_t size) {
-  num_allocations.fetch_add(1, std::memory_order_relaxed);
-  void* data = std::malloc(size == 0 ? 1 : size);
-  if (data == nullptr) throw std::bad_alloc();
-  return data;
-}
-[[gnu::noinline]] void operator delete(void* data) noexcept {
-  std::free(data);
-}
-[[gnu::noinline]] void operator delete(void* data, std::size_t) noexcept {
-  std::free(data);
-}
 
 namespace quire {
 namespace {
@@ -118,11 +95,11 @@ TEST(CpuAllocation, StepsAllocateNothing) {
       backend->attend(*prepared, {}, TensorView(input.data(), DType::kF32, {rows, 8, 64}),
                       cache.layer(0), where);
     };
-    const long before = num_allocations.load();
+    const std::int64_t before = test::num_allocations();
     for (int round = 0; round < 3; ++round) {
       for (const Step& step : steps) run(step);
     }
-    EXPECT_EQ(num_allocations.load() - before, 0) << level;
+    EXPECT_EQ(test::num_allocations() - before, 0) << level;
     EXPECT_GT(before, 0);
   }
 }

@@ -28,10 +28,10 @@ namespace {
 
 struct Level {
   const char* name;
-  AttendItem attend_item;
-  AppendRows append_rows;
-  StoreRows store_rows;
-  MergeStates merge_states;
+  AttendItem* attend_item;
+  AppendRows* append_rows;
+  StoreRows* store_rows;
+  MergeStates* merge_states;
   // What the level needs and the machine lacks; empty if it can run.
   std::string (*missing)(const CpuFeatures& features);
   bool (*preferred)(const CpuFeatures& features);  // before those that follow

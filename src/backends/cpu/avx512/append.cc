@@ -2,19 +2,7 @@
 // The append of the level avx512: F, BW, DQ and VL.
 #if defined(__x86_64__)
 
-#include <immintrin.h>
-
-#include <algorithm>
-#include <cstdint>
-#include <cstdlib>
-#include <type_traits>
-
-#include "backends/cpu/append_call.h"
-#include "backends/cpu/exp2_coefficients.h"
-#include "backends/cpu/target_region.h"
-#include "base/dispatch.h"
-#include "base/number_formats.h"
-#include "layout/kv_offset.h"
+#include "backends/cpu/level_headers.h"
 
 namespace quire::cpu::avx512 {
 

@@ -3,22 +3,7 @@
 // goes to avx512.
 #if defined(__x86_64__)
 
-#include <immintrin.h>
-
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <limits>
-#include <type_traits>
-
-#include "attention/mask.h"
-#include "backends/cpu/attend_call.h"
-#include "backends/cpu/chunk.h"
-#include "backends/cpu/exp2_coefficients.h"
-#include "backends/cpu/target_region.h"
-#include "base/dispatch.h"
-#include "base/number_formats.h"
-#include "layout/kv_offset.h"
+#include "backends/cpu/level_headers.h"
 
 namespace quire::cpu::avx512_bf16 {
 

@@ -1,18 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The portable level: no instruction beyond the target's baseline.
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <limits>
 
-#include "attention/mask.h"
-#include "backends/cpu/attend_call.h"
-#include "backends/cpu/chunk.h"
-#include "backends/cpu/exp2_coefficients.h"
-#include "backends/cpu/target_region.h"
-#include "base/dispatch.h"
-#include "base/number_formats.h"
-#include "layout/kv_offset.h"
+#include "backends/cpu/level_headers.h"
 
 namespace quire::cpu::scalar {
 
