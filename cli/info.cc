@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -48,21 +49,13 @@ Json machine_json(const CpuFeatures& cpu, const SystemProbe& system) {
                     {"architecture", gpu.architecture},
                     {"memory_bytes", gpu.memory_bytes}});
   }
-  Json libraries = Json::array();
-  for (const LibraryProbe& library : system.libraries) {
-    libraries.push_back({{"name", library.name},
-                         {"found", library.found},
-                         {"version", library.version},
-                         {"reason", library.reason}});
-  }
   return {{"cpu",
            {{"vendor", cpu.vendor},
             {"model", cpu.model},
             {"num_cpus", cpu.num_cpus},
             {"features", feature_names(cpu)}}},
           {"gpus", gpus},
-          {"gpu_reasons", system.gpu_reasons},
-          {"libraries", libraries}};
+          {"gpu_reasons", system.gpu_reasons}};
 }
 
 Json backend_json(const BackendRow& row) {
@@ -73,6 +66,7 @@ Json backend_json(const BackendRow& row) {
   }
   return {{"name", row.entry->name},
           {"summary", row.entry->summary},
+          {"plugin", row.entry->plugin},
           {"available", row.availability.available},
           {"version", row.availability.version},
           {"reasons", row.availability.reasons},
@@ -99,24 +93,42 @@ void print_machine(const CpuFeatures& cpu, const SystemProbe& system) {
   for (const std::string& reason : system.gpu_reasons) {
     fmt::print("GPU        none: {}\n", reason);
   }
-  for (const LibraryProbe& library : system.libraries) {
-    fmt::print("library    {:<10}{}\n", library.name,
-               library.found ? (library.version.empty() ? "found" : library.version)
-                             : "none: " + library.reason);
+}
+
+// Words of `text` on lines of `indent` spaces and at most 100 columns.
+void print_wrapped(const std::string& text, std::size_t indent) {
+  constexpr std::size_t kColumns = 100;
+  std::istringstream words(text);
+  std::string line;
+  for (std::string word; words >> word;) {
+    if (!line.empty() && indent + line.size() + 1 + word.size() > kColumns) {
+      fmt::print("{:{}}{}\n", "", indent, line);
+      line.clear();
+    }
+    line += (line.empty() ? "" : " ") + word;
   }
+  fmt::print("{:{}}{}\n", "", indent, line);
 }
 
 void print_backends(const std::vector<BackendRow>& rows) {
-  fmt::print("\n{:<11}{:<11}{:<9}{:<17}{:<20}\n", "backend", "available", "version",
-             "batch invariant", "levels, best first");
+  fmt::print("\n{:<11}{:<11}{:<11}{:<17}{}\n", "backend", "available", "version", "batch invariant",
+             "levels, best first");
   for (const BackendRow& row : rows) {
     const bool available = row.availability.available;
-    fmt::print("{:<11}{:<11}{:<9}{:<17}{:<20}\n", row.entry->name, available ? "yes" : "no",
-               row.availability.version, row.info.batch_invariant ? "yes" : "no",
+    fmt::print("{:<11}{:<11}{:<11}{:<17}{}\n", row.entry->name, available ? "yes" : "no",
+               available ? row.availability.version : "-",
+               !available                 ? "-"
+               : row.info.batch_invariant ? "yes"
+                                          : "no",
                row.levels.empty() ? "-" : or_none(row.levels));
     fmt::print("    {}\n", row.entry->summary);
-    for (const std::string& reason : row.availability.reasons) fmt::print("    {}\n", reason);
+    for (const std::string& reason : row.availability.reasons) print_wrapped(reason, 4);
   }
+}
+
+std::vector<BackendRow> available(std::vector<BackendRow> rows) {
+  std::erase_if(rows, [](const BackendRow& row) { return !row.availability.available; });
+  return rows;
 }
 
 void print_matrix(const std::vector<BackendRow>& rows) {
@@ -126,15 +138,15 @@ void print_matrix(const std::vector<BackendRow>& rows) {
   for (std::size_t i = 0; i < feature_probes().size(); ++i) {
     fmt::print("{:<24}", feature_probes()[i].name);
     for (const BackendRow& row : rows) {
-      const bool known = i < row.features.size();
-      fmt::print("{:<12}", !known ? "-" : row.features[i].ok() ? "yes" : "no");
+      fmt::print("{:<12}", row.features[i].ok() ? "yes" : "no");
     }
     fmt::print("\n");
   }
   for (const BackendRow& row : rows) {
     for (std::size_t i = 0; i < row.features.size(); ++i) {
       for (const std::string& reason : row.features[i].reasons) {
-        fmt::print("{} refuses {}: {}\n", row.entry->name, feature_probes()[i].name, reason);
+        print_wrapped(
+            fmt::format("{} refuses {}: {}", row.entry->name, feature_probes()[i].name, reason), 0);
       }
     }
   }
@@ -150,7 +162,7 @@ void print_markdown(const std::vector<BackendRow>& rows) {
   for (std::size_t i = 0; i < feature_probes().size(); ++i) {
     fmt::print("| {} |", feature_probes()[i].name);
     for (const BackendRow& row : rows) {
-      fmt::print(" {} |", i < row.features.size() && row.features[i].ok() ? "yes" : "no");
+      fmt::print(" {} |", row.features[i].ok() ? "yes" : "no");
     }
     fmt::print("\n");
   }
@@ -168,7 +180,7 @@ int run_info(const InfoOptions& options) {
   std::vector<BackendRow> rows;
   for (const BackendEntry& entry : backend_table()) rows.push_back(describe(entry));
   if (options.markdown) {
-    print_markdown(rows);
+    print_markdown(available(rows));
     return kSuccess;
   }
   const CpuFeatures cpu = detect_cpu_features();
@@ -183,7 +195,7 @@ int run_info(const InfoOptions& options) {
   }
   print_machine(cpu, system);
   print_backends(rows);
-  print_matrix(rows);
+  print_matrix(available(rows));
   return kSuccess;
 }
 

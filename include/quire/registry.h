@@ -2,7 +2,9 @@
 // The ordered table of backends and the choice among them.
 //
 // Nothing falls back in silence: a name that is unknown or unusable is an error with its reasons.
-// QUIRE_BACKEND names the backend where the caller names none; QUIRE_CPU_ISA the level of `cpu`.
+// QUIRE_BACKEND names the backend where the caller names none; QUIRE_CPU_ISA the level of `cpu`;
+// QUIRE_PLUGIN_PATH the folders of plug-ins (libquire_NAME.so) instead of those of the
+// installation.
 #pragma once
 
 #include <memory>
@@ -40,6 +42,7 @@ struct BackendEntry {
   const char* name;
   const char* summary;
   bool automatic;  // may be chosen without being named
+  bool plugin;     // a shared object of its own, loaded by the functions below
   Availability (*probe)();
   std::vector<std::string> (*isa_levels)();  // levels usable on this machine, best first
   std::unique_ptr<AttentionBackend> (*make)(const BackendOptions&);

@@ -9,6 +9,7 @@
 #include "backends/reference/reference.h"
 #include "base/check.h"
 #include "quire/version.h"
+#include "registry/plugin.h"
 
 namespace quire {
 namespace {
@@ -27,15 +28,20 @@ constexpr std::array kTable{
     BackendEntry{.name = "cpu",
                  .summary = "every feature on any CPU",
                  .automatic = true,
+                 .plugin = false,
                  .probe = probe_built_in,
                  .isa_levels = cpu_isa_levels,
                  .make = make_cpu_backend},
     BackendEntry{.name = "reference",
                  .summary = "the contract in fp64, the oracle of all others",
                  .automatic = false,
+                 .plugin = false,
                  .probe = probe_built_in,
                  .isa_levels = no_levels,
                  .make = make_reference_backend},
+    plugin_row<"openvino">("PagedAttention of OpenVINO, on the CPU", false),
+    plugin_row<"onednn">("matmul and softmax of oneDNN over gathered keys", false),
+    plugin_row<"torch">("scaled dot product attention of PyTorch over gathered keys", false),
 };
 
 std::string join(const std::vector<std::string>& parts, const char* separator) {

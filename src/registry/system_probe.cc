@@ -101,54 +101,12 @@ void probe_amd(SystemProbe& probe) {
   }
 }
 
-LibraryProbe probe_onednn() {
-  LibraryProbe result{.name = "onednn", .found = false, .version = "", .reason = ""};
-  const Library library = open_library("libdnnl.so.3", result.reason);
-  if (!library) return result;
-  result.found = true;
-  struct Version {
-    int major, minor, patch;
-  };
-  if (const auto version = symbol<const Version* (*)()>(library, "dnnl_version")) {
-    const Version& v = *version();
-    result.version =
-        std::to_string(v.major) + "." + std::to_string(v.minor) + "." + std::to_string(v.patch);
-  }
-  return result;
-}
-
-LibraryProbe probe_openvino() {
-  LibraryProbe result{.name = "openvino", .found = false, .version = "", .reason = ""};
-  const Library library = open_library("libopenvino_c.so", result.reason);
-  if (!library) return result;
-  result.found = true;
-  struct Version {
-    const char* build;
-    const char* description;
-  };
-  const auto get = symbol<int (*)(Version*)>(library, "ov_get_openvino_version");
-  const auto release = symbol<void (*)(Version*)>(library, "ov_version_free");
-  Version version{nullptr, nullptr};
-  if (get != nullptr && release != nullptr && get(&version) == 0) {
-    result.version = version.build;
-    release(&version);
-  }
-  return result;
-}
-
-LibraryProbe probe_torch() {
-  LibraryProbe result{.name = "torch", .found = false, .version = "", .reason = ""};
-  result.found = open_library("libtorch_cpu.so", result.reason) != nullptr;
-  return result;
-}
-
 }  // namespace
 
 SystemProbe probe_system() {
   SystemProbe probe;
   probe_nvidia(probe);
   probe_amd(probe);
-  probe.libraries = {probe_openvino(), probe_onednn(), probe_torch()};
   return probe;
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The conformance suite on every backend of the registry, at every level that this machine has, and
-// on the fake device. QUIRE_SUITE is smoke (default), standard or full; QUIRE_BACKEND restricts it.
+// The conformance suite on every backend that is built in, at every level that this machine has,
+// and on the fake device. QUIRE_SUITE is smoke (default), standard or full; QUIRE_BACKEND names one
+// backend instead, which may be a plug-in.
 //
 // A test is one case on one backend: decode.head_dim/128@cpu:avx2. Cases that a backend refuses are
 // skipped with its reasons, and so are backends that cannot run here.
@@ -117,7 +118,7 @@ std::vector<Subject> make_subjects() {
   const std::string only = environment("QUIRE_BACKEND");
   std::vector<Subject> subjects;
   for (const BackendEntry& entry : backend_table()) {
-    if (!only.empty() && only != entry.name) continue;
+    if (only.empty() ? entry.plugin : only != entry.name) continue;
     const Availability availability = entry.probe();
     if (!availability.available) {
       std::string reasons;

@@ -36,6 +36,15 @@ read -ra flags < <(pkg-config --cflags --libs quire)
 "$cxx" -std=c++20 "$project/main.cc" "${flags[@]}" -o "$work/consumer"
 LD_LIBRARY_PATH=$(pkg-config --variable=libdir quire) "$work/consumer"
 
+for plugin in $(find "$prefix" -name 'libquire_*.so'); do
+  echo "== ${plugin##*/} exports its entry alone"
+  exported=$(nm -D --defined-only "$plugin" | awk '{ print $3 }')
+  [ "$exported" = quire_plugin ] || {
+    echo "$exported" >&2
+    exit 1
+  }
+done
+
 library=$(find "$prefix" -name libquire.so)
 if [ -n "$library" ]; then
   echo "== every function that the library exports is quire's"

@@ -88,7 +88,7 @@ def test_check_takes_backends_levels_and_filters():
 @pytest.mark.parametrize(
     "arguments, environment, message",
     [
-        (["check", "--backend", "abacus"], {}, "no backend is named 'abacus'; known: cpu, reference"),
+        (["check", "--backend", "abacus"], {}, "no backend is named 'abacus'; known: cpu, reference,"),
         (["check", "--filter", "nothing/*"], {}, "no case of suite standard matches 'nothing/*'"),
         (["check", "--suite", "huge"], {}, "huge"),
         (["check", "--threads", "-1"], {}, "-1"),
@@ -158,8 +158,35 @@ def test_bench_page_needs_nothing_else(tmp_path):
     assert not re.search(r"(src|href)=|url\(|<script|http", text)
 
 
+def matrix_columns(text):
+    """The columns of a Markdown table by their heading, first the names of its rows."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    del rows[1]  # the rule below the heading
+    assert len({len(row) for row in rows}) == 1
+    return {column[0]: list(column[1:]) for column in zip(*rows)}
+
+
 def test_readme_holds_the_support_matrix():
-    matrix = quire("info", "--markdown").stdout
+    """Plug-ins that cannot run here are left out of the comparison, and of nothing else."""
+    matrix = matrix_columns(quire("info", "--markdown").stdout)
     readme = (ROOT / "README.md").read_text()
-    held = readme.split("<!-- matrix -->\n")[1].split("<!-- /matrix -->")[0]
-    assert held == matrix, "put the output of `quire info --markdown` between the marks"
+    held = matrix_columns(readme.split("<!-- matrix -->\n")[1].split("<!-- /matrix -->")[0])
+    for name, column in matrix.items():
+        assert held.get(name) == column, f"put the column {name} of `quire info --markdown` there"
+    backends = json.loads(quire("info", "--json").stdout)["backends"]
+    absent = {b["name"] for b in backends if b["plugin"] and not b["available"]}
+    assert held.keys() - matrix.keys() <= absent
+
+
+def test_info_without_plugins(tmp_path):
+    result = quire("info", "--json", QUIRE_PLUGIN_PATH=str(tmp_path))
+    backends = {backend["name"]: backend for backend in json.loads(result.stdout)["backends"]}
+    for backend in backends.values():
+        assert backend["available"] != backend["plugin"]
+        assert (backend["reasons"] == []) == backend["available"]
+    assert backends["openvino"]["reasons"] == [
+        f"not built: there is no libquire_openvino.so in {tmp_path}"
+    ]
+    result = quire("check", "--backend", "openvino", QUIRE_PLUGIN_PATH=str(tmp_path))
+    assert result.returncode == 2
+    assert "backend openvino cannot be used here: not built" in result.stderr
