@@ -21,6 +21,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -28,6 +29,9 @@
 #include "quire/error.h"
 
 namespace quire::simt {
+namespace internal {
+struct RegisteredBuffer;
+}
 
 struct Dim3 {
   std::uint32_t x = 1;
@@ -76,6 +80,7 @@ enum class FaultKind : std::uint8_t {
   kDivergentCollective,  // lanes of one mask in different operations, or gone
   kInactiveLane,         // a shuffle from a lane outside its mask, or a mask without the caller
   kAsyncPending,         // an asynchronous copy was read or overwritten before its wait
+  kSharedLimit,          // static and dynamic shared memory together are too large
   kStackOverflow,        // a thread needs more stack than it has
   kHang,                 // an atomic spins and no other thread can run
   kException,            // the kernel threw
@@ -127,6 +132,7 @@ class GlobalBuffer {
 
  private:
   std::uintptr_t begin_;
+  std::shared_ptr<internal::RegisteredBuffer> registered_;  // null for an empty buffer
 };
 
 // Whether the kernels of this program pass their loads and stores through the emulator. Without

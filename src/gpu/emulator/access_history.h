@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// What happened to each byte of shared or global memory: the last store, and the loads since then
+// that a later store must be ordered after. Two accesses of different threads, one of them a store,
+// that HappensBefore does not order are a race; atomics do not race with atomics.
+//
+// One store is enough to remember: a second one that it is not ordered before is a race already.
+// Loads are kept as (block, warp, step, lanes), one entry until a second warp or an unordered step
+// reads the byte.
+//
+// Thread safety: none; one launch owns it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "gpu/emulator/happens_before.h"
+
+namespace quire::simt::internal {
+
+enum class AccessKind : std::uint8_t { kRead, kWrite, kAtomicRead, kAtomicWrite, kAtomicUpdate };
+
+inline bool is_atomic(AccessKind kind) {
+  return kind >= AccessKind::kAtomicRead;
+}
+inline bool is_write(AccessKind kind) {
+  return kind != AccessKind::kRead && kind != AccessKind::kAtomicRead;
+}
+// An update reads what it replaces.
+inline bool is_read(AccessKind kind) {
+  return kind != AccessKind::kWrite && kind != AccessKind::kAtomicWrite;
+}
+
+// An access of one thread that reached a byte before the one that is looked at.
+struct EarlierAccess {
+  Stamp stamp = {};
+  AccessKind kind = AccessKind::kRead;
+  const void* pc = nullptr;
+};
+
+// Loads of some lanes of a warp at one of its steps; the pc is that of the last of them.
+struct ReadEntry {
+  LaneMask lanes = 0;  // 0: no entry
+  const void* pc = nullptr;
+  std::uint32_t block = 0;
+  std::uint32_t step = 0;
+  std::uint32_t warp = 0;
+};
+
+struct ByteHistory {
+  std::uint32_t block = 0;  // of shared memory: the block whose history this is
+  const void* writer_pc = nullptr;
+  Stamp writer = {};  // block 0: nobody
+  bool atomic_writer = false;
+  bool async_pending = false;      // `writer` issued a copy to here that is not over
+  std::uint32_t more_readers = 0;  // an index of AccessHistory, 0: none
+  ReadEntry readers = {};
+};
+
+class AccessHistory {
+ public:
+  // Entries of finished blocks are kept in small numbers: one conflict per byte is enough to see.
+  static constexpr std::size_t kMaxForeignReaders = 8;
+
+  AccessHistory(const HappensBefore& order, int warp_width);
+
+  // Checks one access of `thread` against the byte's history, then adds it. Returns the access that
+  // it races with. REQUIRES: no copy is pending here.
+  std::optional<EarlierAccess> access(ByteHistory& byte, int thread, AccessKind kind,
+                                      const void* pc);
+  // Forgets the lists of readers of shared memory; its bytes are reset by their owner.
+  void clear_lists() { lists_.resize(1); }
+
+ private:
+  using ReaderList = std::vector<ReadEntry>;
+
+  bool is_race(const ByteHistory& byte, int thread, AccessKind kind) const;
+  std::optional<EarlierAccess> unordered_reader(const ByteHistory& byte, int thread) const;
+  bool entry_ordered(const ReadEntry& entry, int thread, LaneMask lanes) const;
+  void add_reader(ByteHistory& byte, int thread, const void* pc);
+  void add_to_list(ByteHistory& byte, const ReadEntry& entry, int thread);
+
+  const HappensBefore& order_;
+  int warp_width_;
+  std::vector<ReaderList> lists_;  // [0] stays empty
+};
+
+}  // namespace quire::simt::internal

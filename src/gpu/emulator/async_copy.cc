@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Asynchronous copies. The hardware may move the bytes at any moment between issue and wait, so the
+// destination must be free of other accesses from the issue on, and the bytes arrive at the wait,
+// the last moment allowed: a kernel that looks too early sees old ones.
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "gpu/emulator/launch_state.h"
+
+namespace quire::simt::internal {
+namespace {
+
+MemoryAccess destination_of(const AsyncCopy& copy, int thread) {
+  return {.thread = thread,
+          .address = reinterpret_cast<std::uintptr_t>(copy.destination),
+          .bytes = static_cast<std::size_t>(copy.bytes),
+          .kind = AccessKind::kWrite,
+          .pc = copy.pc,
+          .site = copy.site};
+}
+
+MemoryAccess source_of(const AsyncCopy& copy, int thread) {
+  return {.thread = thread,
+          .address = reinterpret_cast<std::uintptr_t>(copy.source),
+          .bytes = static_cast<std::size_t>(copy.source_bytes),
+          .kind = AccessKind::kRead,
+          .pc = copy.pc,
+          .site = copy.site};
+}
+
+}  // namespace
+
+void Launch::copy_async(AsyncCopy copy) {
+  const int self = current();
+  const MemoryAccess destination = destination_of(copy, self);
+  const MemoryAccess source = source_of(copy, self);
+  const auto raise_copy = [&](FaultKind kind, const MemoryAccess& access, std::string text) {
+    raise({.kind = kind,
+           .thread = self,
+           .text = std::move(text),
+           .access = access.kind,
+           .address = access.address,
+           .bytes = access.bytes,
+           .pc = copy.pc,
+           .site = copy.site});
+  };
+  if (copy.bytes != 4 && copy.bytes != 8 && copy.bytes != 16) {
+    raise_copy(FaultKind::kMisaligned, destination, "an asynchronous copy has 4, 8 or 16 bytes");
+  }
+  if (copy.source_bytes < 0 || copy.source_bytes > copy.bytes) {
+    raise_copy(FaultKind::kOutOfBounds, source,
+               concat("an asynchronous copy of ", copy.source_bytes, " bytes into ", copy.bytes));
+  }
+  if (destination.address % destination.bytes != 0) {
+    raise_copy(FaultKind::kMisaligned, destination, "the destination of an asynchronous copy");
+  }
+  if (!shared_.contains(destination.address)) {
+    raise_copy(FaultKind::kOutOfBounds, destination,
+               "the destination of an asynchronous copy is not in shared memory");
+  }
+  if (copy.source_bytes > 0) {
+    if (source.address % destination.bytes != 0) {
+      raise_copy(FaultKind::kMisaligned, source, "the source of an asynchronous copy");
+    }
+    if (shared_.contains(source.address)) {
+      raise_copy(FaultKind::kOutOfBounds, source,
+                 "the source of an asynchronous copy is in shared memory");
+    }
+    checker_.check(source);
+  }
+  checker_.begin_copy(destination);
+  copy.group = thread(self).open_group;
+  thread(self).copies.push_back(copy);
+}
+
+void Launch::copy_async_commit() {
+  ++thread(current()).open_group;
+}
+
+void Launch::copy_async_wait(int groups_left) {
+  const int self = current();
+  ThreadRecord& record = thread(self);
+  const auto left = static_cast<std::uint64_t>(std::max(groups_left, 0));
+  if (left >= record.open_group) return;
+  const std::uint64_t first_left = record.open_group - left;
+  std::size_t num_over = 0;
+  for (; num_over < record.copies.size(); ++num_over) {
+    const AsyncCopy& copy = record.copies[num_over];
+    if (copy.group >= first_left) break;
+    const auto source_bytes = static_cast<std::size_t>(copy.source_bytes);
+    if (source_bytes > 0) checker_.check(source_of(copy, self));
+    checker_.end_copy(destination_of(copy, self));
+    std::memcpy(copy.destination, copy.source, source_bytes);
+    std::memset(static_cast<unsigned char*>(copy.destination) + source_bytes, 0,
+                static_cast<std::size_t>(copy.bytes) - source_bytes);
+  }
+  record.copies.erase(record.copies.begin(),
+                      record.copies.begin() + static_cast<std::ptrdiff_t>(num_over));
+}
+
+}  // namespace quire::simt::internal

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// Matrix operations of a warp: fragments are gathered from all lanes into plain matrices by the
+// layouts of matrix.h, multiplied by three loops, and scattered again.
+#include "gpu/emulator/matrix.h"
+
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/number_formats.h"
+#include "gpu/emulator/launch_state.h"
+
+namespace quire::simt {
+namespace {
+
+using internal::Launch;
+using internal::running_launch;
+
+struct MultiplyOperands {
+  float* d;
+  const std::uint32_t* a;
+  const std::uint32_t* b;
+};
+
+// One of the two numbers of a register.
+template <class T>
+float half_of(std::uint32_t register_bits, int half) {
+  return to_float(T{static_cast<std::uint16_t>(register_bits >> (16 * half))});
+}
+
+// Where the elements of a fragment lie. Each function gives the position of number `i` of a lane's
+// registers; 16-bit operands count two to a register.
+struct Position {
+  int row;
+  int column;
+};
+
+// NVIDIA m16n8k16.
+struct Mma {
+  static constexpr int kWarpWidth = 32;
+  static constexpr int kM = 16;
+  static constexpr int kN = 8;
+  static constexpr int kK = 16;
+  static constexpr int kElementsA = 8;
+  static constexpr int kElementsB = 4;
+  static Position a(int lane, int i) {
+    const int reg = i / 2;
+    return {lane / 4 + 8 * (reg % 2), 2 * (lane % 4) + i % 2 + 8 * (reg / 2)};
+  }
+  static Position b(int lane, int i) { return {2 * (lane % 4) + i % 2 + 8 * (i / 2), lane / 4}; }
+  static Position d(int lane, int i) { return {lane / 4 + 8 * (i / 2), 2 * (lane % 4) + i % 2}; }
+};
+
+// AMD 16x16x16.
+struct Mfma {
+  static constexpr int kWarpWidth = 64;
+  static constexpr int kM = 16;
+  static constexpr int kN = 16;
+  static constexpr int kK = 16;
+  static constexpr int kElementsA = 4;
+  static constexpr int kElementsB = 4;
+  static Position a(int lane, int i) { return {lane % 16, 4 * (lane / 16) + i}; }
+  static Position b(int lane, int i) { return {4 * (lane / 16) + i, lane % 16}; }
+  static Position d(int lane, int i) { return {4 * (lane / 16) + i, lane % 16}; }
+};
+
+constexpr int kAccumulators = 4;  // of a lane, in either shape
+
+template <class Shape, class T>
+void run_multiply(const Lanes& lanes) {
+  std::array<std::array<float, Shape::kK>, Shape::kM> a{};
+  std::array<std::array<float, Shape::kN>, Shape::kK> b{};
+  for (int lane = 0; lane < Shape::kWarpWidth; ++lane) {
+    const auto& own = *static_cast<const MultiplyOperands*>(lanes.operands[lane]);
+    for (int i = 0; i < Shape::kElementsA; ++i) {
+      const Position at = Shape::a(lane, i);
+      a[static_cast<std::size_t>(at.row)][static_cast<std::size_t>(at.column)] =
+          half_of<T>(own.a[i / 2], i % 2);
+    }
+    for (int i = 0; i < Shape::kElementsB; ++i) {
+      const Position at = Shape::b(lane, i);
+      b[static_cast<std::size_t>(at.row)][static_cast<std::size_t>(at.column)] =
+          half_of<T>(own.b[i / 2], i % 2);
+    }
+  }
+  for (int lane = 0; lane < Shape::kWarpWidth; ++lane) {
+    float* const d = static_cast<const MultiplyOperands*>(lanes.operands[lane])->d;
+    for (int i = 0; i < kAccumulators; ++i) {
+      const Position at = Shape::d(lane, i);
+      double sum = 0;
+      for (std::size_t k = 0; k < Shape::kK; ++k) {
+        sum += static_cast<double>(a[static_cast<std::size_t>(at.row)][k]) *
+               static_cast<double>(b[k][static_cast<std::size_t>(at.column)]);
+      }
+      d[i] = static_cast<float>(static_cast<double>(d[i]) + sum);
+    }
+  }
+}
+
+// Matrix operations are for whole warps of one width.
+void require_warp(int width, const char* name, Site site, const void* pc) {
+  Launch& launch = *running_launch;
+  const int num_lanes = std::popcount(launch.lanes_of_warp(launch.warp_of(launch.current())));
+  if (launch.shape().warp_width == width && num_lanes == width) return;
+  launch.raise(FaultKind::kCheckFailed,
+               concat(name, " needs a warp of ", width, " lanes, this one has ", num_lanes, " of ",
+                      launch.shape().warp_width),
+               site, pc);
+}
+
+template <class Shape, class T>
+void multiply(const char* name, MultiplyOperands operands, Site site, const void* pc) {
+  const Launch::Inside inside(*running_launch);
+  require_warp(Shape::kWarpWidth, name, site, pc);
+  running_launch->collective({.run = run_multiply<Shape, T>,
+                              .name = name,
+                              .operands = &operands,
+                              .mask = kFullMask,
+                              .site = site,
+                              .pc = pc});
+}
+
+constexpr int kRowsOfMatrix = 8;
+constexpr std::size_t kRowBytes = 16;
+
+struct LoadOperands {
+  std::uint32_t* registers;
+  const unsigned char* row;
+};
+
+std::uint16_t element(const Lanes& lanes, int matrix, int row, int column, int reader) {
+  const int owner = kRowsOfMatrix * matrix + row;
+  const unsigned char* const address =
+      static_cast<const LoadOperands*>(lanes.operands[owner])->row + 2 * column;
+  // The address is one lane's, the load another's: it must be ordered after the store for the lane
+  // that gets the number.
+  check_lane_read(reader, address, sizeof(std::uint16_t));
+  std::uint16_t bits = 0;
+  std::memcpy(&bits, address, sizeof(bits));
+  return bits;
+}
+
+void check_row(const Lanes& lanes, int lane) {
+  const unsigned char* const row = static_cast<const LoadOperands*>(lanes.operands[lane])->row;
+  const auto address = reinterpret_cast<std::uintptr_t>(row);
+  Launch& launch = *running_launch;
+  const int thread = launch.thread_of_lane(lane);
+  const bool is_shared = launch.checker().is_shared(address);
+  if (!is_shared || address % kRowBytes != 0) {
+    launch.raise(
+        {.kind = is_shared ? FaultKind::kMisaligned : FaultKind::kOutOfBounds,
+         .thread = thread,
+         .text = is_shared ? "a row of a matrix" : "a row of a matrix that is not in shared memory",
+         .address = address,
+         .bytes = kRowBytes,
+         .pc = launch.thread(thread).pc,
+         .site = launch.thread(thread).site});
+  }
+  check_lane_read(lane, row, kRowBytes);
+}
+
+template <int kMatrices, bool kTransposed>
+void run_load(const Lanes& lanes) {
+  for (int lane = 0; lane < kRowsOfMatrix * kMatrices; ++lane) check_row(lanes, lane);
+  for (int lane = 0; lane < lanes.warp_width; ++lane) {
+    auto& own = *static_cast<LoadOperands*>(lanes.operands[lane]);
+    for (int matrix = 0; matrix < kMatrices; ++matrix) {
+      std::uint32_t bits = 0;
+      for (int half = 0; half < 2; ++half) {
+        const int first = lane / 4;
+        const int second = 2 * (lane % 4) + half;
+        const std::uint32_t number = kTransposed ? element(lanes, matrix, second, first, lane)
+                                                 : element(lanes, matrix, first, second, lane);
+        bits |= number << (16 * half);
+      }
+      own.registers[matrix] = bits;
+    }
+  }
+}
+
+template <int kMatrices, bool kTransposed>
+void load(const char* name, std::uint32_t* registers, const void* row, Site site, const void* pc) {
+  const Launch::Inside inside(*running_launch);
+  require_warp(32, name, site, pc);
+  LoadOperands operands{registers, static_cast<const unsigned char*>(row)};
+  running_launch->collective({.run = run_load<kMatrices, kTransposed>,
+                              .name = name,
+                              .operands = &operands,
+                              .mask = kFullMask,
+                              .site = site,
+                              .pc = pc});
+}
+
+}  // namespace
+
+void mma_m16n8k16_bf16(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1,
+                       Site site) noexcept {
+  const std::array<std::uint32_t, 2> b{b0, b1};
+  multiply<Mma, BFloat16>("mma_m16n8k16_bf16", {d, a, b.data()}, site, __builtin_return_address(0));
+}
+
+void mma_m16n8k16_f16(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1,
+                      Site site) noexcept {
+  const std::array<std::uint32_t, 2> b{b0, b1};
+  multiply<Mma, Float16>("mma_m16n8k16_f16", {d, a, b.data()}, site, __builtin_return_address(0));
+}
+
+void mfma_16x16x16_bf16(float* d, const std::uint32_t* a, const std::uint32_t* b,
+                        Site site) noexcept {
+  multiply<Mfma, BFloat16>("mfma_16x16x16_bf16", {d, a, b}, site, __builtin_return_address(0));
+}
+
+void mfma_16x16x16_f16(float* d, const std::uint32_t* a, const std::uint32_t* b,
+                       Site site) noexcept {
+  multiply<Mfma, Float16>("mfma_16x16x16_f16", {d, a, b}, site, __builtin_return_address(0));
+}
+
+void load_matrix_x4(std::uint32_t* registers, const void* row, Site site) noexcept {
+  load<4, false>("load_matrix_x4", registers, row, site, __builtin_return_address(0));
+}
+
+void load_matrix_x4_transposed(std::uint32_t* registers, const void* row, Site site) noexcept {
+  load<4, true>("load_matrix_x4_transposed", registers, row, site, __builtin_return_address(0));
+}
+
+void load_matrix_x2(std::uint32_t* registers, const void* row, Site site) noexcept {
+  load<2, false>("load_matrix_x2", registers, row, site, __builtin_return_address(0));
+}
+
+void load_matrix_x2_transposed(std::uint32_t* registers, const void* row, Site site) noexcept {
+  load<2, true>("load_matrix_x2_transposed", registers, row, site, __builtin_return_address(0));
+}
+
+}  // namespace quire::simt

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/emulator/memory_checker.h"
+
+#include <utility>
+
+#include "base/check.h"
+
+namespace quire::simt::internal {
+namespace {
+
+// No pointer to the first page is meant to be one.
+constexpr std::uintptr_t kNullPageBytes = 4096;
+
+}  // namespace
+
+MemoryChecker::MemoryChecker(const Parts& parts, const LaunchShape& shape,
+                             const LaunchOptions& options, bool track_histories)
+    : parts_(parts),
+      track_(track_histories),
+      check_uninitialised_(options.check_uninitialised_shared),
+      shared_history_(parts.order, shape.warp_width),
+      global_history_(parts.order, shape.warp_width) {}
+
+void MemoryChecker::begin_block() {
+  shared_history_.clear_lists();
+}
+
+void MemoryChecker::raise(FaultKind kind, const MemoryAccess& access, std::string text,
+                          const std::optional<EarlierAccess>& earlier) {
+  parts_.handler.raise({.kind = kind,
+                        .thread = access.thread,
+                        .text = std::move(text),
+                        .access = access.kind,
+                        .address = access.address,
+                        .bytes = access.bytes,
+                        .pc = access.pc,
+                        .site = access.site,
+                        .earlier = earlier});
+  __builtin_unreachable();
+}
+
+void MemoryChecker::check(const MemoryAccess& access) {
+  if (parts_.shared.contains(access.address)) {
+    check_shared(access);
+  } else if (GlobalMemory::Buffer* const buffer = global_.find(access.address)) {
+    check_global(access, *buffer);
+  } else {
+    check_elsewhere(access);
+  }
+}
+
+void MemoryChecker::check_shared(const MemoryAccess& access) {
+  if (!parts_.shared.allocated(access.address, access.bytes)) {
+    const bool begins_inside = parts_.shared.allocated(access.address, 1);
+    raise(
+        FaultKind::kOutOfBounds, access,
+        concat(begins_inside ? "the access begins " : "", parts_.shared.describe(access.address)));
+  }
+  if (!track_) return;
+  for (std::size_t i = 0; i < access.bytes; ++i) {
+    check_shared_byte(access, parts_.shared.history(access.address + i));
+  }
+}
+
+void MemoryChecker::check_shared_byte(const MemoryAccess& access, ByteHistory& byte) {
+  if (byte.async_pending) [[unlikely]] {
+    raise(FaultKind::kAsyncPending, access, parts_.shared.describe(access.address),
+          EarlierAccess{byte.writer, AccessKind::kWrite, byte.writer_pc});
+  }
+  if (byte.writer.block == 0 && check_uninitialised_ && is_read(access.kind)) [[unlikely]] {
+    raise(FaultKind::kUninitialised, access, parts_.shared.describe(access.address));
+  }
+  if (const auto earlier = shared_history_.access(byte, access.thread, access.kind, access.pc))
+      [[unlikely]] {
+    raise(FaultKind::kRace, access, parts_.shared.describe(access.address), earlier);
+  }
+}
+
+void MemoryChecker::check_global(const MemoryAccess& access, GlobalMemory::Buffer& buffer) {
+  RegisteredBuffer& registered = *buffer.registered;
+  const std::size_t offset = access.address - registered.begin;
+  const auto place = [&] {
+    return concat(offset, " bytes into ", registered.name, " (", registered.bytes, " bytes)");
+  };
+  if (access.bytes > registered.bytes - offset) {
+    raise(FaultKind::kOutOfBounds, access, concat("the access begins ", place()));
+  }
+  if (is_write(access.kind) && registered.access == Access::kReadOnly) {
+    raise(FaultKind::kReadOnly, access, place());
+  }
+  if (!track_) return;
+  for (std::size_t i = 0; i < access.bytes && !registered.defined.empty(); ++i) {
+    std::uint8_t& defined = registered.defined[offset + i];
+    if (defined == 0 && is_read(access.kind)) {
+      raise(FaultKind::kUninitialised, access, place());
+    }
+    if (is_write(access.kind)) defined = 1;
+  }
+  if (registered.access == Access::kReadOnly) return;
+  for (std::size_t i = 0; i < access.bytes; ++i) {
+    ByteHistory& byte = GlobalMemory::history(buffer, access.address + i);
+    if (const auto earlier = global_history_.access(byte, access.thread, access.kind, access.pc))
+        [[unlikely]] {
+      raise(FaultKind::kRace, access, place(), earlier);
+    }
+  }
+}
+
+void MemoryChecker::check_elsewhere(const MemoryAccess& access) {
+  const auto within = [&](const StackRange& range) {
+    return access.address - range.low < range.bytes;
+  };
+  if (parts_.fibers.on_any_stack(access.address)) {
+    const std::size_t owner = parts_.fibers.fiber_at(access.address);
+    if (owner == static_cast<std::size_t>(access.thread)) return;
+    raise(FaultKind::kForeignStack, access, concat("a local variable of thread ", owner));
+  }
+  if (within(parts_.parameters)) {
+    if (!is_write(access.kind)) return;
+    raise(FaultKind::kReadOnly, access, "the parameters of the kernel");
+  }
+  const ProgramMemory memory = program_.classify(access.address);
+  if (memory == ProgramMemory::kConstant) {
+    if (!is_write(access.kind)) return;
+    raise(FaultKind::kReadOnly, access, "a constant of the program");
+  }
+  if (memory == ProgramMemory::kVariable) {
+    raise(FaultKind::kHostMemory, access, "a variable of the host program");
+  }
+  if (within(parts_.host_stack)) {
+    raise(FaultKind::kHostMemory, access, "the host's stack: parameters must be captured by value");
+  }
+  if (access.address < kNullPageBytes) {
+    raise(FaultKind::kOutOfBounds, access, "a null pointer");
+  }
+  const std::string nearest = global_.describe(access.address);
+  raise(FaultKind::kOutOfBounds, access, nearest.empty() ? "no buffer is registered" : nearest);
+}
+
+void MemoryChecker::begin_copy(const MemoryAccess& destination) {
+  check(destination);
+  if (!track_) return;
+  for (std::size_t i = 0; i < destination.bytes; ++i) {
+    parts_.shared.history(destination.address + i).async_pending = true;
+  }
+}
+
+void MemoryChecker::end_copy(const MemoryAccess& destination) {
+  if (!track_) return;
+  for (std::size_t i = 0; i < destination.bytes; ++i) {
+    ByteHistory& byte = parts_.shared.history(destination.address + i);
+    byte.async_pending = false;
+    check_shared_byte(destination, byte);
+  }
+}
+
+}  // namespace quire::simt::internal
