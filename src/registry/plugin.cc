@@ -11,8 +11,8 @@
 
 #include "base/check.h"
 
-// The build defines QUIRE_LIBDIR ("lib/x86_64-linux-gnu") and QUIRE_INSTALLED_LIBDIR, the same below
-// the prefix, where there are install rules.
+// The build defines QUIRE_LIBDIR ("lib/x86_64-linux-gnu") and QUIRE_INSTALLED_LIBDIR, the same
+// below the prefix, where there are install rules.
 
 namespace quire {
 namespace {
@@ -84,8 +84,8 @@ PluginLoad load_file(const std::string& file) {
     return refused(file, concat("built for '", entry->abi, "', this is '", own, "'"));
   }
   if (entry->size_bytes != sizeof(PluginEntry)) {
-    return refused(file, concat("has an entry of ", entry->size_bytes, " bytes, not ",
-                                sizeof(PluginEntry)));
+    return refused(
+        file, concat("has an entry of ", entry->size_bytes, " bytes, not ", sizeof(PluginEntry)));
   }
   if (entry->probe == nullptr || entry->isa_levels == nullptr || entry->make == nullptr) {
     return refused(file, "has an entry that lacks a function");
@@ -134,9 +134,8 @@ PluginLoad load_plugin(std::string_view name) {
     searched += concat(searched.empty() ? "" : ", ", folder);
   }
   return {.entry = nullptr,
-          .reason = folders.empty()
-                        ? concat("not built: no folder to look for ", file, " in")
-                        : concat("not built: there is no ", file, " in ", searched)};
+          .reason = folders.empty() ? concat("not built: no folder to look for ", file, " in")
+                                    : concat("not built: there is no ", file, " in ", searched)};
 }
 
 Availability probe_plugin(std::string_view name) {

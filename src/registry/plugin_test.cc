@@ -75,8 +75,8 @@ TEST_F(PluginTest, RowOfAGoodOne) {
 TEST_F(PluginTest, BackendPassesCases) {
   const std::unique_ptr<AttentionBackend> backend = make_plugin("good", {});
   int num_passed = 0;
-  for (const conformance::Case& c :
-       conformance::select(conformance::all_cases(), conformance::Suite::kSmoke, "mixed/*,cache/*")) {
+  for (const conformance::Case& c : conformance::select(
+           conformance::all_cases(), conformance::Suite::kSmoke, "mixed/*,cache/*")) {
     const conformance::CaseResult result = conformance::run_case(*backend, c);
     EXPECT_NE(result.status, conformance::CaseStatus::kFailed) << c.name << ": " << result.reason;
     if (result.status == conformance::CaseStatus::kPassed) ++num_passed;

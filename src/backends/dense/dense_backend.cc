@@ -33,8 +33,7 @@ DenseBackend::DenseBackend(const BackendOptions& options) : pool_(make_pool(opti
 
 void DenseBackend::do_append(const PreparedBatch& prepared, const NewKv& new_kv,
                              const KvCacheView& cache, Stream /*stream*/) {
-  const cpu::AppendCall call =
-      cpu::make_append_call(new_kv, cache, prepared.batch().kv.slots);
+  const cpu::AppendCall call = cpu::make_append_call(new_kv, cache, prepared.batch().kv.slots);
   const cpu::AppendShares shares = cpu::make_append_shares(call, num_threads());
   pool_->run(shares.size(), [&](std::int64_t index, int) noexcept {
     cpu::scalar::append_rows(call, cpu::append_share(call, shares, index));

@@ -107,8 +107,7 @@ void copy_row(const Gather& g, std::int64_t block, std::int64_t token,
     copy_elements(g, source, target, g.dims);
     if (g.scaled) scale_row(g, block, token, target);
   } else if (g.rows.dtype == DType::kF32) {
-    load_row(g.cache, g.tensor, block, g.kv_head, token,
-             static_cast<float*>(g.rows.data) + target);
+    load_row(g.cache, g.tensor, block, g.kv_head, token, static_cast<float*>(g.rows.data) + target);
   } else {
     dispatch_dtype(g.cache.format.dtype, [&]<class T>() {
       copy_interleaved<T>(g, static_cast<const T*>(g.base) + source, target);

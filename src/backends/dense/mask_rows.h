@@ -37,8 +37,8 @@ struct MaskRows {
 // The keys of `keys` that query i may see, bias apart; with a tree mask a superset.
 KeyRange row_range(const MaskRows& rows, std::int64_t i, KeyRange keys) noexcept;
 
-// out[j - keys.begin] = -alibi + bias of query i and key j, or -inf, for every j of `keys`. A bias of
-// a key that the query may not see has no effect, NaN or not.
+// out[j - keys.begin] = -alibi + bias of query i and key j, or -inf, for every j of `keys`. A bias
+// of a key that the query may not see has no effect, NaN or not.
 void fill_mask_row(const MaskRows& rows, std::int64_t q_head, std::int64_t i, KeyRange keys,
                    float* out) noexcept;
 

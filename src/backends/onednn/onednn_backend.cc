@@ -22,27 +22,16 @@ namespace {
 // Of one thread, for all primitives of today's oneDNN; what needs more gets it in prepare.
 constexpr std::int64_t kScratchpadBytes = 256 << 10;
 
+// The level of quire's own names that oneDNN runs at: its levels are sets of bits.
 const char* isa_name() {
-  switch (dnnl::get_effective_cpu_isa()) {
-    case dnnl::cpu_isa::avx2:
-      return "avx2";
-    case dnnl::cpu_isa::avx2_vnni:
-      return "avx2_vnni";
-    case dnnl::cpu_isa::avx512_core:
-      return "avx512";
-    case dnnl::cpu_isa::avx512_core_vnni:
-      return "avx512_vnni";
-    case dnnl::cpu_isa::avx512_core_bf16:
-      return "avx512_bf16";
-    case dnnl::cpu_isa::avx512_core_fp16:
-      return "avx512_fp16";
-    case dnnl::cpu_isa::avx512_core_amx:
-      return "amx";
-    case dnnl::cpu_isa::avx512_core_amx_fp16:
-      return "amx_fp16";
-    default:
-      return "";
-  }
+  const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+  const auto has = [isa](dnnl_cpu_isa_t level) {
+    return (isa & static_cast<unsigned>(level)) == static_cast<unsigned>(level);
+  };
+  if (has(dnnl_cpu_isa_avx512_core_amx)) return "amx";
+  if (has(dnnl_cpu_isa_avx512_core_bf16)) return "avx512_bf16";
+  if (has(dnnl_cpu_isa_avx512_core)) return "avx512";
+  return has(dnnl_cpu_isa_avx2) ? "avx2" : "";
 }
 
 // The tiles of a batch, their primitives, and the memory of each thread.
@@ -79,8 +68,7 @@ class OnednnPrepared final : public PreparedBatch {
   }
   TileQueries queries_at(std::int64_t tile) const noexcept {
     const std::int64_t* first = first_tile;
-    const std::int64_t s =
-        std::upper_bound(first, first + num_sequences() + 1, tile) - first - 1;
+    const std::int64_t s = std::upper_bound(first, first + num_sequences() + 1, tile) - first - 1;
     return queries(s, tile - first_tile[s]);
   }
   TilePlan plan(const TileQueries& q) const noexcept {
@@ -94,11 +82,11 @@ class OnednnPrepared final : public PreparedBatch {
   }
 
   DType compute;
-  std::int64_t* first_tile;  // [num_sequences + 1]
+  std::int64_t* first_tile;                                       // [num_sequences + 1]
   std::vector<std::shared_ptr<const TilePrimitives>> primitives;  // by shape, of this batch
   std::vector<TileScratch> scratch;                               // [num_threads]
   std::vector<dnnl::stream> streams;                              // [num_threads]
-  std::vector<std::vector<std::byte>> large_scratchpads;          // [num_threads] if they are needed
+  std::vector<std::vector<std::byte>> large_scratchpads;  // [num_threads] if they are needed
 };
 
 // Keeps the first error of the threads.
@@ -136,8 +124,8 @@ class OnednnBackend final : public dense::DenseBackend {
 
  protected:
   WorkspaceSize do_workspace(const AttentionSpec& spec, const BatchBounds& bounds) const override {
-    return {.host_bytes = OnednnPrepared::workspace_bytes(spec, bounds, compute_type(spec),
-                                                          num_threads()),
+    return {.host_bytes =
+                OnednnPrepared::workspace_bytes(spec, bounds, compute_type(spec), num_threads()),
             .device_bytes = 0};
   }
 
@@ -164,8 +152,7 @@ class OnednnBackend final : public dense::DenseBackend {
         const TilePlan plan = mine.plan(mine.queries(s, tile));
         if (plan.keys.empty() || mine.find(plan.shape) != nullptr) continue;
         insert(mine, cache_.find(plan.shape));
-        scratchpad_bytes =
-            std::max(scratchpad_bytes, mine.find(plan.shape)->scratchpad_bytes());
+        scratchpad_bytes = std::max(scratchpad_bytes, mine.find(plan.shape)->scratchpad_bytes());
       }
       num_tiles += count;
     }
@@ -217,11 +204,9 @@ class OnednnBackend final : public dense::DenseBackend {
 
   static void insert(OnednnPrepared& prepared, std::shared_ptr<const TilePrimitives> made) {
     auto& all = prepared.primitives;
-    const auto place =
-        std::lower_bound(all.begin(), all.end(), made->shape(),
-                         [](const auto& entry, const TileShape& shape) {
-                           return entry->shape() < shape;
-                         });
+    const auto place = std::lower_bound(
+        all.begin(), all.end(), made->shape(),
+        [](const auto& entry, const TileShape& shape) { return entry->shape() < shape; });
     all.insert(place, std::move(made));
   }
 

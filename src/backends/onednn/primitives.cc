@@ -88,8 +88,8 @@ std::int64_t TilePrimitives::chunk_keys(std::int64_t chunk) const noexcept {
 }
 
 void TilePrimitives::keep(Primitive& primitive) {
-  scratchpad_bytes_ = std::max(scratchpad_bytes_,
-                               static_cast<std::int64_t>(primitive.scratchpad.get_size()));
+  scratchpad_bytes_ =
+      std::max(scratchpad_bytes_, static_cast<std::int64_t>(primitive.scratchpad.get_size()));
 }
 
 Primitive TilePrimitives::make_matmul(const memory::desc& src, const memory::desc& weights,
@@ -112,18 +112,18 @@ void TilePrimitives::make_softmax() {
   const memory::desc scores(dims, memory::data_type::f32, Tag::ab);
   const DType weights_type = shape_.rounds_weights ? DType::kF32 : shape_.compute;
   const memory::desc weights(dims, data_type(weights_type), Tag::ab);
-  const dnnl::softmax_forward::primitive_desc desc(
-      engine_, dnnl::prop_kind::forward_inference, dnnl::algorithm::softmax_accurate, scores,
-      weights, 1, user_scratchpad());
+  const dnnl::softmax_forward::primitive_desc desc(engine_, dnnl::prop_kind::forward_inference,
+                                                   dnnl::algorithm::softmax_accurate, scores,
+                                                   weights, 1, user_scratchpad());
   softmax_ = {dnnl::softmax_forward(desc), scores, {}, weights, desc.scratchpad_desc()};
   keep(softmax_);
 }
 
 void TilePrimitives::make_tanh() {
   const memory::desc scores({shape_.num_rows, shape_.row_keys}, memory::data_type::f32, Tag::ab);
-  const dnnl::eltwise_forward::primitive_desc desc(
-      engine_, dnnl::prop_kind::forward_inference, dnnl::algorithm::eltwise_tanh, scores, scores,
-      0.0F, 0.0F, user_scratchpad());
+  const dnnl::eltwise_forward::primitive_desc desc(engine_, dnnl::prop_kind::forward_inference,
+                                                   dnnl::algorithm::eltwise_tanh, scores, scores,
+                                                   0.0F, 0.0F, user_scratchpad());
   tanh_ = {dnnl::eltwise_forward(desc), scores, {}, scores, desc.scratchpad_desc()};
   keep(tanh_);
 }
@@ -141,11 +141,11 @@ void TilePrimitives::compute_scores(const dnnl::stream& stream, const Memory& m,
                                     std::int64_t chunk) const {
   const Primitive& matmul = scores_[chunk + 1 == num_chunks() ? 1 : 0];
   matmul.run.execute(
-      stream, Arguments{{DNNL_ARG_SRC, memory(matmul.src, engine_, m.q)},
-                        {DNNL_ARG_WEIGHTS, memory(matmul.weights, engine_, m.kv)},
-                        {DNNL_ARG_DST, memory(matmul.dst, engine_,
-                                              column(m.scores, DType::kF32, chunk))},
-                        {DNNL_ARG_SCRATCHPAD, memory(matmul.scratchpad, engine_, m.scratchpad)}});
+      stream,
+      Arguments{{DNNL_ARG_SRC, memory(matmul.src, engine_, m.q)},
+                {DNNL_ARG_WEIGHTS, memory(matmul.weights, engine_, m.kv)},
+                {DNNL_ARG_DST, memory(matmul.dst, engine_, column(m.scores, DType::kF32, chunk))},
+                {DNNL_ARG_SCRATCHPAD, memory(matmul.scratchpad, engine_, m.scratchpad)}});
 }
 
 void TilePrimitives::apply_tanh(const dnnl::stream& stream, const Memory& m) const {
@@ -165,11 +165,10 @@ void TilePrimitives::compute_weights(const dnnl::stream& stream, const Memory& m
 
 void TilePrimitives::round_weights(const dnnl::stream& stream, const Memory& m) const {
   if (!shape_.rounds_weights) return;
-  rounding_.run.execute(
-      stream,
-      Arguments{{DNNL_ARG_SRC, memory(rounding_.src, engine_, m.scores)},
-                {DNNL_ARG_DST, memory(rounding_.dst, engine_, m.weights)},
-                {DNNL_ARG_SCRATCHPAD, memory(rounding_.scratchpad, engine_, m.scratchpad)}});
+  rounding_.run.execute(stream, Arguments{{DNNL_ARG_SRC, memory(rounding_.src, engine_, m.scores)},
+                                          {DNNL_ARG_DST, memory(rounding_.dst, engine_, m.weights)},
+                                          {DNNL_ARG_SCRATCHPAD,
+                                           memory(rounding_.scratchpad, engine_, m.scratchpad)}});
 }
 
 void TilePrimitives::add_values(const dnnl::stream& stream, const Memory& m,

@@ -11,8 +11,8 @@
 // Everything is made for one thread: parallelism is over tiles. That also fixes the order of every
 // sum, whatever the number of threads.
 //
-// Thread safety: PrimitiveCache may be used from any thread; a TilePrimitives is constant once made,
-// and may run in several threads at once, each with its own memory.
+// Thread safety: PrimitiveCache may be used from any thread; a TilePrimitives is constant once
+// made, and may run in several threads at once, each with its own memory.
 #pragma once
 
 #include <array>
@@ -37,11 +37,12 @@ struct TileShape {
   DType compute = DType::kF32;  // of Q, K, P and V; S, O and all sums are f32
   int head_dim = 0;
   int value_dim = 0;
-  int num_rows = 0;            // a bucket
-  std::int64_t row_keys = 0;   // a bucket
+  int num_rows = 0;             // a bucket
+  std::int64_t row_keys = 0;    // a bucket
   bool rounds_weights = false;  // P is needed in f32 first (lse, sinks), then rounded to `compute`
   bool softcap = false;
 
+  // NOLINTNEXTLINE(modernize-use-nullptr): it takes the zero inside of <=> for a pointer
   friend auto operator<=>(const TileShape&, const TileShape&) = default;
 };
 

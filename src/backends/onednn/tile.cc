@@ -40,8 +40,7 @@ TileExtent tile_extent(const AttentionSpec& spec, const BatchBounds& bounds) noe
   TileExtent extent;
   extent.keys = key_bucket(max_keys);
   for (std::int64_t keys = key_bucket(1); keys <= extent.keys; keys = key_bucket(keys + 1)) {
-    const std::int64_t rows =
-        std::min(tile_queries(spec, keys), max_queries) * spec.head_group();
+    const std::int64_t rows = std::min(tile_queries(spec, keys), max_queries) * spec.head_group();
     extent.rows = std::max(extent.rows, rows);
     extent.cells = std::max(extent.cells, rows * keys);
   }
@@ -72,8 +71,7 @@ TileScratch take_scratch(Parts& parts, const AttentionSpec& spec, DType compute,
   memory.kv = parts.take<void>(std::min(extent.keys, kChunkKeys) *
                                std::max(spec.head_dim, spec.value_dim) * size);
   memory.scores = parts.take<float>(extent.cells * kFloat);
-  memory.weights =
-      compute == DType::kF32 ? memory.scores : parts.take<void>(extent.cells * size);
+  memory.weights = compute == DType::kF32 ? memory.scores : parts.take<void>(extent.cells * size);
   memory.out = parts.take<float>(extent.rows * spec.value_dim * kFloat);
   scratch.mask_row = parts.take<float>(extent.keys * kFloat);
   scratch.not_finite = parts.take<std::int32_t>(kChunkKeys * kFloat);
@@ -118,8 +116,7 @@ void load_queries(const Tile& tile) {
   const std::int64_t size = dtype_bytes(tile.compute);
   char* rows = static_cast<char*>(tile.scratch.memory.q);
   for (std::int64_t row = 0; row < tile.num_rows; ++row) {
-    const std::int64_t offset =
-        tile.token(row) * q.strides[0] + tile.head(row) * q.strides[1];
+    const std::int64_t offset = tile.token(row) * q.strides[0] + tile.head(row) * q.strides[1];
     if (q.dtype == tile.compute) {
       std::memcpy(rows + row * dims * size, static_cast<const char*>(q.data) + offset * size,
                   static_cast<std::size_t>(dims * size));
@@ -228,8 +225,7 @@ void find_lse(const Tile& tile) {
   for (std::int64_t row = 0; row < tile.num_rows; ++row) {
     float& lse = tile.scratch.row_max[row];
     if (lse == -kInfinity || std::isnan(lse)) continue;
-    lse -= std::log(
-        tile.scratch.memory.scores[row * tile.row_keys + tile.scratch.top_key[row]]);
+    lse -= std::log(tile.scratch.memory.scores[row * tile.row_keys + tile.scratch.top_key[row]]);
   }
 }
 
@@ -249,8 +245,8 @@ void store_rows(const Tile& tile) {
       const float factor = 1.0F / (1.0F + std::exp(sinks[tile.head(row)] - lse));
       for (std::int64_t d = 0; d < dims; ++d) out[d] *= factor;
     }
-    const std::int64_t offset = tile.token(row) * output.out.strides[0] +
-                                tile.head(row) * output.out.strides[1];
+    const std::int64_t offset =
+        tile.token(row) * output.out.strides[0] + tile.head(row) * output.out.strides[1];
     store_floats(output.out.dtype, output.out.data, offset, dims, out);
     store_lse(output, tile.token(row), tile.head(row), lse);
   }
@@ -289,14 +285,14 @@ TilePlan plan_tile(const AttentionSpec& spec, DType compute, const SequenceView&
   plan.keys.end = std::min(plan.keys.end, sequence.kv_len);
   if (plan.keys.empty()) return plan;
   const auto num_queries = static_cast<std::uint64_t>(queries.end - queries.begin);
-  plan.shape = {.compute = compute,
-                .head_dim = spec.head_dim,
-                .value_dim = spec.value_dim,
-                .num_rows = static_cast<int>(std::bit_ceil(num_queries)) * spec.head_group(),
-                .row_keys = key_bucket(plan.keys.size()),
-                .rounds_weights =
-                    compute != DType::kF32 && (spec.features.lse || spec.features.sinks),
-                .softcap = spec.features.softcap};
+  plan.shape = {
+      .compute = compute,
+      .head_dim = spec.head_dim,
+      .value_dim = spec.value_dim,
+      .num_rows = static_cast<int>(std::bit_ceil(num_queries)) * spec.head_group(),
+      .row_keys = key_bucket(plan.keys.size()),
+      .rounds_weights = compute != DType::kF32 && (spec.features.lse || spec.features.sinks),
+      .softcap = spec.features.softcap};
   return plan;
 }
 
