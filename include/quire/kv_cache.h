@@ -88,6 +88,9 @@ struct KvLayout {
   KvStrides v_strides;
   std::int64_t opaque_k_bytes = 0;
   std::int64_t opaque_v_bytes = 0;
+  // Of opaque layouts: no records, but K of all blocks, then V of all blocks from a multiple of the
+  // alignment on, each with its own block stride; block_bytes has room for both.
+  bool v_apart = false;
 };
 
 // [head, token, dim] for K, then for V. Serves every spec.

@@ -273,11 +273,11 @@ void CacheMemory::plan_extents() {
 
 void CacheMemory::make_opaque(const AttentionSpec& spec) {
   const KvLayout layout = backend_.preferred_layout(spec);
-  opaque_buffer_ =
-      std::make_unique<DeviceBuffer>(backend_.memory(), options_.num_blocks * layout.block_bytes,
-                                     options_.place, layout.alignment);
+  const RecordExtent extent = record_extent(layout, options_.num_blocks);
+  opaque_buffer_ = std::make_unique<DeviceBuffer>(backend_.memory(), extent.size_bytes,
+                                                  options_.place, layout.alignment);
   view_.k = opaque_buffer_->data();
-  view_.v = static_cast<std::byte*>(view_.k) + (spec.kv.v_in_k ? 0 : layout.v_offset_bytes);
+  view_.v = static_cast<std::byte*>(view_.k) + (spec.kv.v_in_k ? 0 : extent.v_begin_bytes);
   view_.k_strides = layout.k_strides;
   view_.v_strides = spec.kv.v_in_k ? layout.k_strides : layout.v_strides;
   view_.opaque_k_bytes = layout.opaque_k_bytes;

@@ -2,6 +2,7 @@
 // One allocation holds all layers one after another; a layer is its records, then its scales:
 //
 //   layer: [num_blocks] records of block_bytes | K scales | V scales     each part aligned
+//   or     [num_blocks] K | [num_blocks] V     | K scales | V scales     of layouts with v_apart
 //
 // Scales per (token, head) are [num_blocks, num_kv_heads, block_size], per head [num_kv_heads], per
 // tensor one number. With v_in_k there are those of K alone. An opaque record holds its scales per
@@ -62,7 +63,7 @@ LayerMap make_layer_map(const AttentionSpec& spec, const KvLayout& layout, const
   const std::int64_t scale_bytes = checked_round_up(
       kCacheBytes, checked_mul(kCacheBytes, scales.count, sizeof(float)), kAllocationAlignment);
   LayerMap map;
-  map.k_scales_bytes = checked_mul(kCacheBytes, num_blocks, layout.block_bytes);
+  map.k_scales_bytes = record_extent(layout, num_blocks).size_bytes;
   map.v_scales_bytes = spec.kv.v_in_k ? map.k_scales_bytes
                                       : checked_add(kCacheBytes, map.k_scales_bytes, scale_bytes);
   map.layer_bytes = checked_round_up(
@@ -109,6 +110,21 @@ KvCacheView layer_view(const AttentionSpec& spec, const KvLayout& layout, std::i
   return view;
 }
 
+// K and V of all blocks each in an area of their own.
+void require_areas_fit(const KvLayout& layout) {
+  require(layout.v_offset_bytes == 0, "with v_apart v_offset_bytes must be 0, is ",
+          layout.v_offset_bytes);
+  require(layout.opaque_v_bytes > 0, "with v_apart there must be bytes of V, are ",
+          layout.opaque_v_bytes);
+  require(layout.k_strides.block >= layout.opaque_k_bytes &&
+              layout.v_strides.block >= layout.opaque_v_bytes &&
+              checked_add(kCacheBytes, layout.k_strides.block, layout.v_strides.block) <=
+                  layout.block_bytes,
+          "the block strides of K and V must hold ", layout.opaque_k_bytes, " and ",
+          layout.opaque_v_bytes, " bytes and together fit block_bytes ", layout.block_bytes,
+          ", are ", layout.k_strides.block, " and ", layout.v_strides.block);
+}
+
 void require_opaque_fits(const AttentionSpec& spec, const KvLayout& layout) {
   const std::int64_t k_end = layout.opaque_k_bytes;
   const std::int64_t v_end = checked_add(kCacheBytes, layout.v_offset_bytes, layout.opaque_v_bytes);
@@ -118,6 +134,7 @@ void require_opaque_fits(const AttentionSpec& spec, const KvLayout& layout) {
           k_end, " and ", v_end);
   require(!spec.kv.v_in_k || layout.opaque_v_bytes == 0,
           "with v_in_k an opaque layout has no bytes of V, has ", layout.opaque_v_bytes);
+  if (layout.v_apart) return require_areas_fit(layout);
   require(layout.opaque_v_bytes == 0 || k_end <= layout.v_offset_bytes,
           "opaque bytes of K must end before V at ", layout.v_offset_bytes, ", end at ", k_end);
   require(layout.k_strides.block == layout.block_bytes &&
@@ -130,6 +147,8 @@ void require_opaque_fits(const AttentionSpec& spec, const KvLayout& layout) {
 void require_layout_fits(const AttentionSpec& spec, const KvLayout& layout) {
   require_record(spec, layout);
   if (is_opaque(layout.id)) return require_opaque_fits(spec, layout);
+  require(!layout.v_apart, "only an opaque layout has v_apart, this is layout ",
+          static_cast<int>(layout.id));
   require(layout.id == KvLayoutId::kPlain || layout.id == KvLayoutId::kPairTiled, "unknown layout ",
           static_cast<int>(layout.id));
   require(layout.id == KvLayoutId::kPlain || pair_tiled_layout_fits(spec),
@@ -209,12 +228,13 @@ KvCache::KvCache(DeviceMemory& memory, const AttentionSpec& spec, const KvLayout
       static_cast<std::byte*>(storage_->data) + (alignment - address % alignment) % alignment;
   const bool caller_scales = spec.kv.scales == ScaleGranularity::kPerTensor ||
                              spec.kv.scales == ScaleGranularity::kPerHead;
+  const std::int64_t v_begin_bytes = record_extent(layout, options.num_blocks).v_begin_bytes;
   layers_.reserve(static_cast<std::size_t>(options.num_layers));
   for (int i = 0; i < options.num_layers; ++i) {
     std::byte* base = first + i * map.layer_bytes;
     KvCacheView view = layer_view(spec, layout, options.num_blocks);
     view.k = base;
-    view.v = spec.kv.v_in_k ? base : base + layout.v_offset_bytes;
+    view.v = spec.kv.v_in_k ? base : base + v_begin_bytes;
     view.device = options.on_host ? Device{} : memory.device();
     if (scales.count > 0) {
       view.k_scales = {reinterpret_cast<float*>(base + map.k_scales_bytes), scales.strides};

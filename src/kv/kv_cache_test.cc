@@ -248,6 +248,40 @@ TEST(KvCache, OpaqueRecords) {
             std::string::npos);
 }
 
+TEST(KvCache, OpaqueAreas) {
+  const AttentionSpec spec = make_spec();
+  KvLayout layout;
+  layout.id = KvLayoutId::kFirstPrivate;
+  layout.v_apart = true;
+  layout.opaque_k_bytes = layout.k_strides.block = 100;
+  layout.opaque_v_bytes = layout.v_strides.block = 30;
+  layout.block_bytes = 192;
+  RecordingMemory memory;
+  const KvCache cache(memory, spec, layout, {.num_layers = 2, .num_blocks = 5});
+  EXPECT_EQ(cache.size_bytes(), 2 * (512 + 192));  // 5 * 100 and 5 * 30 in multiples of 64
+  const auto* data = static_cast<const char*>(*memory.device_live.begin());
+  EXPECT_EQ(static_cast<const char*>(cache.layer(0).v) - data, 512);
+  EXPECT_EQ(static_cast<const char*>(cache.layer(1).k) - data, 704);
+  EXPECT_EQ(cache.layer(1).k_strides.block, 100);
+  EXPECT_EQ(cache.layer(1).v_strides.block, 30);
+  const auto refused = [&] {
+    return refusal([&] { KvCache(memory, spec, layout, {.num_blocks = 3}); });
+  };
+  layout.v_offset_bytes = 64;
+  EXPECT_NE(refused().find("v_offset_bytes must be 0, is 64"), std::string::npos);
+  layout.v_offset_bytes = 0;
+  layout.v_strides.block = 29;
+  EXPECT_NE(refused().find("are 100 and 29"), std::string::npos);
+  layout.v_strides.block = 93;
+  EXPECT_NE(refused().find("are 100 and 93"), std::string::npos);
+  layout.v_strides.block = 30;
+  layout.opaque_v_bytes = 0;
+  EXPECT_NE(refused().find("there must be bytes of V"), std::string::npos);
+  layout = plain_layout(spec);
+  layout.v_apart = true;
+  EXPECT_NE(refused().find("only an opaque layout"), std::string::npos);
+}
+
 TEST(KvCache, RefusesBadOptions) {
   const AttentionSpec spec = make_spec();
   const KvLayout layout = plain_layout(spec);

@@ -158,4 +158,16 @@ void require_distinct_elements(const KvCacheView& cache) {
   require_apart(k, v, distance_bytes / element_bytes);
 }
 
+RecordExtent record_extent(const KvLayout& layout, std::int64_t num_blocks) {
+  constexpr const char* kWhat = "size of the cache";
+  if (!layout.v_apart) {
+    return {layout.v_offset_bytes, checked_mul(kWhat, num_blocks, layout.block_bytes)};
+  }
+  const auto area = [&](const KvStrides& strides) {
+    return checked_round_up(kWhat, checked_mul(kWhat, num_blocks, strides.block), layout.alignment);
+  };
+  const std::int64_t k_bytes = area(layout.k_strides);
+  return {k_bytes, checked_add(kWhat, k_bytes, area(layout.v_strides))};
+}
+
 }  // namespace quire

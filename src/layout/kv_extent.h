@@ -15,6 +15,15 @@ constexpr bool is_opaque(KvLayoutId id) noexcept {
   return id >= KvLayoutId::kFirstPrivate;
 }
 
+// Where V of a cache that quire allocates begins, and how much memory it takes, in bytes from its
+// first record on; scales that lie outside of the records are not counted. Throws
+// Error(kInvalidArgument) where a size does not fit in 64 bits.
+struct RecordExtent {
+  std::int64_t v_begin_bytes = 0;
+  std::int64_t size_bytes = 0;
+};
+RecordExtent record_extent(const KvLayout& layout, std::int64_t num_blocks);
+
 // Element offsets from the base of K or V, half-open. Strides may be negative, so begin may be.
 struct ElementRange {
   std::int64_t begin = 0;

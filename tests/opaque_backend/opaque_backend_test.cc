@@ -52,10 +52,12 @@ TEST_P(OpaqueSuite, Passes) {
 INSTANTIATE_TEST_SUITE_P(Options, OpaqueSuite,
                          ::testing::Values(OpaqueBackendOptions{},
                                            OpaqueBackendOptions{.pieces = Pieces::kJoint},
+                                           OpaqueBackendOptions{.pieces = Pieces::kAreas},
                                            OpaqueBackendOptions{.fuses_append = true}),
                          [](const auto& options) {
                            return options.param.fuses_append               ? "FusesAppend"
                                   : options.param.pieces == Pieces::kJoint ? "Joint"
+                                  : options.param.pieces == Pieces::kAreas ? "Areas"
                                                                            : "Apart";
                          });
 
@@ -159,6 +161,7 @@ TEST(OpaqueBackend, OthersDoNotConvertItsBlocks) {
 TEST(OpaqueBackend, CarriesAnEngine) {
   for (const OpaqueBackendOptions& backend :
        {OpaqueBackendOptions{}, OpaqueBackendOptions{.pieces = Pieces::kJoint},
+        OpaqueBackendOptions{.pieces = Pieces::kAreas},
         OpaqueBackendOptions{.fuses_append = true}}) {
     EngineOptions options = toy_options(13, 12);
     add_windowed_group(options, 12);

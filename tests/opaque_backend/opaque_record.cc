@@ -64,9 +64,10 @@ std::vector<Piece> pieces_of(const KvCacheView& cache, std::int64_t block) {
   };
   check(cache.format.layout == kScrambled, "of another layout",
         static_cast<int>(cache.format.layout));
-  check(reinterpret_cast<std::uintptr_t>(pieces[0].data) % kAlignment == 0,
-        "record not aligned, bytes from a multiple",
-        static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(pieces[0].data) % kAlignment));
+  const bool areas = cache.k_strides.block % kAlignment != 0;
+  const auto begin = reinterpret_cast<std::uintptr_t>(areas ? cache.k : pieces[0].data);
+  check(begin % kAlignment == 0, "record not aligned, bytes from a multiple",
+        static_cast<std::int64_t>(begin % kAlignment));
   check(cache.opaque_k_bytes == pieces[0].size_bytes, "opaque_k_bytes", cache.opaque_k_bytes);
   check(cache.opaque_v_bytes == (pieces.size() == 2 ? pieces[1].size_bytes : 0), "opaque_v_bytes",
         cache.opaque_v_bytes);
@@ -137,18 +138,18 @@ KvLayout scrambled_layout(const AttentionSpec& spec, Pieces pieces) {
   const bool has_v = !spec.kv.v_in_k;
   const std::int64_t k_bytes = stored_bytes(spec.kv, spec.num_kv_heads, spec.head_dim);
   const std::int64_t v_bytes = has_v ? stored_bytes(spec.kv, spec.num_kv_heads, spec.value_dim) : 0;
-  const bool apart = has_v && pieces == Pieces::kApart;
+  const bool apart = has_v && pieces != Pieces::kJoint;
   KvLayout layout;
   layout.id = kScrambled;
   layout.alignment = kAlignment;
   layout.opaque_k_bytes = kHeaderBytes + k_bytes + (apart ? 0 : v_bytes);
   layout.opaque_v_bytes = apart ? kHeaderBytes + v_bytes : 0;
-  layout.v_offset_bytes = apart ? layout.opaque_k_bytes + kGapBytes : 0;
-  const std::int64_t end =
-      apart ? layout.v_offset_bytes + layout.opaque_v_bytes : layout.opaque_k_bytes;
+  layout.v_apart = apart && pieces == Pieces::kAreas;
+  layout.v_offset_bytes = apart && !layout.v_apart ? layout.opaque_k_bytes + kGapBytes : 0;
+  const std::int64_t end = layout.opaque_k_bytes + (apart ? kGapBytes + layout.opaque_v_bytes : 0);
   layout.block_bytes = (end + kAlignment - 1) / kAlignment * kAlignment;
-  layout.k_strides.block = layout.block_bytes;
-  layout.v_strides.block = apart ? layout.block_bytes : 0;
+  layout.k_strides.block = layout.v_apart ? layout.opaque_k_bytes + 1 : layout.block_bytes;
+  layout.v_strides.block = layout.v_apart ? layout.opaque_v_bytes : apart ? layout.block_bytes : 0;
   return layout;
 }
 

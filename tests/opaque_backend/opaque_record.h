@@ -18,8 +18,9 @@ namespace quire::testing {
 inline constexpr auto kScrambled =
     static_cast<KvLayoutId>(static_cast<int>(KvLayoutId::kFirstPrivate) + 7);
 
-// Whether K and V are one piece: then V has no bytes of its own.
-enum class Pieces : std::uint8_t { kApart, kJoint };
+// Whether K and V are one piece, so that V has no bytes of its own, and whether they lie in records
+// or each in an area of its own.
+enum class Pieces : std::uint8_t { kApart, kJoint, kAreas };
 
 KvLayout scrambled_layout(const AttentionSpec& spec, Pieces pieces);
 
