@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Asynchronous copies. The hardware may move the bytes at any moment between issue and wait, so the
 // destination must be free of other accesses from the issue on, and the bytes arrive at the wait,
-// the last moment allowed: a kernel that looks too early sees old ones.
+// the last moment allowed: a kernel that looks too early sees old ones. A source that changes under
+// way would be copied before or after the change; its bytes at the issue and at the wait must
+// agree.
 #include <algorithm>
 #include <cstring>
 
@@ -68,6 +70,7 @@ void Launch::copy_async(AsyncCopy copy) {
                  "the source of an asynchronous copy is in shared memory");
     }
     checker_.check(source);
+    std::memcpy(copy.seen.data(), copy.source, source.bytes);
   }
   checker_.begin_copy(destination);
   copy.group = thread(self).open_group;
@@ -79,24 +82,37 @@ void Launch::copy_async_commit() {
 }
 
 void Launch::copy_async_wait(int groups_left) {
-  const int self = current();
-  ThreadRecord& record = thread(self);
+  ThreadRecord& record = thread(current());
   const auto left = static_cast<std::uint64_t>(std::max(groups_left, 0));
   if (left >= record.open_group) return;
   const std::uint64_t first_left = record.open_group - left;
-  std::size_t num_over = 0;
-  for (; num_over < record.copies.size(); ++num_over) {
-    const AsyncCopy& copy = record.copies[num_over];
-    if (copy.group >= first_left) break;
-    const auto source_bytes = static_cast<std::size_t>(copy.source_bytes);
-    if (source_bytes > 0) checker_.check(source_of(copy, self));
-    checker_.end_copy(destination_of(copy, self));
-    std::memcpy(copy.destination, copy.source, source_bytes);
-    std::memset(static_cast<unsigned char*>(copy.destination) + source_bytes, 0,
-                static_cast<std::size_t>(copy.bytes) - source_bytes);
+  const auto under_way =
+      std::find_if(record.copies.begin(), record.copies.end(),
+                   [&](const AsyncCopy& copy) { return copy.group >= first_left; });
+  std::for_each(record.copies.begin(), under_way, [&](const AsyncCopy& copy) { finish(copy); });
+  record.copies.erase(record.copies.begin(), under_way);
+}
+
+void Launch::finish(const AsyncCopy& copy) {
+  const int self = current();
+  const MemoryAccess source = source_of(copy, self);
+  if (source.bytes > 0) {
+    checker_.check(source);
+    if (std::memcmp(copy.seen.data(), copy.source, source.bytes) != 0) {
+      raise({.kind = FaultKind::kAsyncPending,
+             .thread = self,
+             .text = "the source of an asynchronous copy changed before its wait",
+             .access = AccessKind::kRead,
+             .address = source.address,
+             .bytes = source.bytes,
+             .pc = copy.pc,
+             .site = copy.site});
+    }
   }
-  record.copies.erase(record.copies.begin(),
-                      record.copies.begin() + static_cast<std::ptrdiff_t>(num_over));
+  checker_.end_copy(destination_of(copy, self));
+  auto* const destination = static_cast<std::byte*>(copy.destination);
+  std::memcpy(destination, copy.source, source.bytes);
+  std::memset(destination + source.bytes, 0, static_cast<std::size_t>(copy.bytes) - source.bytes);
 }
 
 }  // namespace quire::simt::internal

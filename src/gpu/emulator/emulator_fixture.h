@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <optional>
+#include <ostream>
 #include <string>
 
 #include "gpu/emulator/simt.h"
@@ -28,6 +29,10 @@ class WarpWidths : public testing::TestWithParam<int> {
             .warp_width = width()};
   }
 };
+
+inline void PrintTo(const FaultReport& report, std::ostream* stream) {
+  *stream << fault_kind_name(report.kind);
+}
 
 // The fault of a launch, nothing where it ended well.
 template <class Kernel>

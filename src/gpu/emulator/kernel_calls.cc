@@ -103,7 +103,6 @@ void copy_async(void* shared_destination, const void* global_source, int bytes, 
                               .source = global_source,
                               .bytes = bytes,
                               .source_bytes = source_bytes,
-                              .group = 0,
                               .pc = QUIRE_SIMT_CALLER,
                               .site = site});
 }

@@ -133,11 +133,13 @@ void Launch::run_block(Dim3 block) {
   }
 }
 
-// Threads that stand in the middle of the kernel cannot be resumed by the next launch.
+// Threads that stand in the middle of the kernel cannot be resumed by the next launch, nor can the
+// one that left with the fault.
 void Launch::reset_fibers() {
-  for (std::size_t i = 0; i < threads_.size(); ++i) {
-    const ThreadState state = threads_[i].state;
-    if (state != ThreadState::kNotStarted && state != ThreadState::kDone) fibers_.reset(i);
+  for (int i = 0; i < num_threads_; ++i) {
+    const ThreadState state = thread(i).state;
+    const bool parked = state == ThreadState::kNotStarted || state == ThreadState::kDone;
+    if (!parked || i == current()) fibers_.reset(static_cast<std::size_t>(i));
   }
 }
 

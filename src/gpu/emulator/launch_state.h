@@ -10,6 +10,7 @@
 // Thread safety: a launch belongs to the host thread that made it.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -37,9 +38,10 @@ struct AsyncCopy {
   const void* source;
   int bytes;
   int source_bytes;
-  std::uint64_t group;
   const void* pc;
   Site site;
+  std::uint64_t group = 0;
+  std::array<std::byte, 16> seen = {};  // [source_bytes] what the source held at the issue
 };
 
 // A thread that repeats an atomic operation and always finds the same value.
@@ -141,6 +143,7 @@ class Launch final : public FaultHandler {
   void run_block(Dim3 block);
   void reset_fibers();
   void finish_thread();
+  void finish(const AsyncCopy& copy);
   void complete_barrier();
   void complete_collective(int warp, LaneMask lanes);
   void check_same_collective(const ThreadRecord& self, LaneMask lanes);

@@ -9,6 +9,8 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <mutex>
 #include <sstream>
 
 #include "base/check.h"
@@ -79,6 +81,33 @@ std::string file_name(const std::string& path) {
   return path.substr(path.find_last_of('/') + 1);
 }
 
+// As describe_code, asking the tool.
+std::string look_up_code(const void* return_address) {
+  // The call is before the address it returns to.
+  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(return_address) - 1;
+  const Module module = module_of(address);
+  if (module.path.empty()) return concat("address 0x", std::hex, address);
+  std::array<char, 4096> path{};
+  const ssize_t length = readlink(module.path.c_str(), path.data(), path.size() - 1);
+  const std::string file = length > 0 ? std::string(path.data()) : module.path;
+  const std::string offset = concat("0x", std::hex, address - module.base);
+  const std::string fallback = concat(file_name(file), "+", offset);
+
+  // Function and place in turns, the innermost inlined function first.
+  std::istringstream lines(output_of({"addr2line", "-C", "-f", "-i", "-e", file, offset}));
+  std::string innermost;
+  std::string function;
+  std::string place;
+  std::string words;
+  while (std::getline(lines, function) && std::getline(lines, place)) {
+    if (place.starts_with("?")) break;
+    if (words.empty()) innermost = function;
+    const std::size_t note = place.find(" (discriminator");
+    words += concat(words.empty() ? " at " : ", inlined at ", file_name(place.substr(0, note)));
+  }
+  return words.empty() ? fallback : innermost + words;
+}
+
 }  // namespace
 
 void ProgramMap::load() {
@@ -116,27 +145,12 @@ ProgramMemory ProgramMap::classify(std::uintptr_t address) {
 }
 
 std::string describe_code(const void* return_address) {
-  // The call is before the address it returns to.
-  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(return_address) - 1;
-  const Module module = module_of(address);
-  if (module.path.empty()) return concat("address 0x", std::hex, address);
-  std::array<char, 4096> path{};
-  const ssize_t length = readlink(module.path.c_str(), path.data(), path.size() - 1);
-  const std::string file = length > 0 ? std::string(path.data()) : module.path;
-  const std::string offset = concat("0x", std::hex, address - module.base);
-  const std::string fallback = concat(file_name(file), "+", offset);
-
-  // Function and place in turns, the innermost inlined function first.
-  std::istringstream lines(output_of({"addr2line", "-C", "-f", "-i", "-e", file, offset}));
-  std::string function;
-  std::string place;
-  std::string words;
-  while (std::getline(lines, function) && std::getline(lines, place)) {
-    if (place.starts_with("?")) break;
-    const std::size_t note = place.find(" (discriminator");
-    words += concat(words.empty() ? "" : ", inlined at ", file_name(place.substr(0, note)));
-  }
-  return words.empty() ? fallback : concat(function, " at ", words);
+  static std::mutex mutex;
+  static std::map<const void*, std::string> known;
+  const std::lock_guard lock(mutex);
+  const auto [entry, added] = known.try_emplace(return_address);
+  if (added) entry->second = look_up_code(return_address);
+  return entry->second;
 }
 
 }  // namespace quire::simt::internal
