@@ -13,8 +13,7 @@ namespace quire::replay {
 // timestamp has 0.
 void parse_trace_json(std::string_view line, const std::string& where, TraceRequest& request);
 
-// Throws unless minimum <= value <= maximum.
-void require_in_range(const std::string& where, std::string_view field, std::int64_t value,
-                      std::int64_t minimum, std::int64_t maximum);
+// The field in which a line is that was cut off, or "the line".
+std::string last_json_field(std::string_view beginning);
 
 }  // namespace quire::replay

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "replay/trace_fields.h"
 #include "replay/trace_json.h"
 
 namespace quire::replay {
@@ -37,15 +38,17 @@ std::size_t for_each_cell(std::string_view line, F&& f) {
   }
 }
 
-std::int64_t parse_cell(const std::string& where, std::string_view field, std::string_view cell) {
-  constexpr std::size_t kMaxShown = 40;
+std::int64_t parse_cell(const std::string& where, TraceField field, std::string_view cell) {
   std::int64_t value = 0;
   const auto [end, error] = std::from_chars(cell.data(), cell.data() + cell.size(), value);
-  require(error != std::errc::result_out_of_range, where, field,
-          ": is too large: ", cell.substr(0, kMaxShown));
-  require(error == std::errc() && end == cell.data() + cell.size(), where, field,
-          ": must be a whole number, is '", cell.substr(0, kMaxShown), "'");
+  if (error != std::errc() || end != cell.data() + cell.size()) {
+    fail_field(where, field, cell.empty() ? "empty" : concat("'", shown(cell), "'"));
+  }
   return value;
+}
+
+std::string counted_columns(std::size_t count) {
+  return concat(count, count == 1 ? " column" : " columns");
 }
 
 }  // namespace
@@ -65,7 +68,7 @@ std::optional<std::string_view> LineReader::next() {
     std::string_view line = line_;
     if (line_number_ == 1 && line.starts_with("\xEF\xBB\xBF")) line.remove_prefix(3);
     line = trimmed(line);
-    if (!line.empty()) return line;
+    if (!line.empty() || is_too_long_) return line;
   }
   return std::nullopt;
 }
@@ -84,9 +87,9 @@ bool LineReader::read_line() {
     const std::size_t size =
         newline == nullptr ? end_ - begin_
                            : static_cast<std::size_t>(static_cast<const char*>(newline) - first);
-    require(line_.size() + size <= max_line_bytes_, where(), "the line is longer than ",
-            max_line_bytes_, " bytes");
-    line_.append(first, size);
+    is_too_long_ = line_.size() + size > max_line_bytes_;
+    line_.append(first, std::min(size, max_line_bytes_ - line_.size()));
+    if (is_too_long_) return true;
     begin_ += size;
     if (newline == nullptr) continue;
     ++begin_;
@@ -103,16 +106,14 @@ TraceReader::TraceReader(std::string name, ByteSource source, const TraceReaderO
 
 bool TraceReader::next(TraceRequest& request) {
   if (options_.max_requests > 0 && num_requests_ == options_.max_requests) return false;
-  std::optional<std::string_view> line = lines_.next();
-  if (line && form_ == Form::kUnknown) {
-    form_ = line->front() == '{' || line->front() == '[' ? Form::kJson : Form::kCsv;
-    if (form_ == Form::kCsv) {
-      read_header(*line);
-      line = lines_.next();
-    }
+  std::optional<std::string_view> line = next_line();
+  if (line && form_ == Form::kCsv && columns_.empty()) {
+    read_header(*line);
+    line = next_line();
   }
   if (!line) {
-    require(num_requests_ > 0, lines_.name(), ": the trace holds no request");
+    require(num_requests_ > 0, lines_.where(),
+            "the trace must hold at least one request, has none");
     return false;
   }
   if (form_ == Form::kJson) {
@@ -124,68 +125,89 @@ bool TraceReader::next(TraceRequest& request) {
   return true;
 }
 
+// The first line says what the form is. A line that goes on beyond the limit is refused in the
+// field that it has come to.
+std::optional<std::string_view> TraceReader::next_line() {
+  const std::optional<std::string_view> line = lines_.next();
+  if (line && form_ == Form::kUnknown) {
+    form_ = line->starts_with('{') || line->starts_with('[') ? Form::kJson : Form::kCsv;
+  }
+  if (line && lines_.is_too_long()) fail_too_long(*line);
+  return line;
+}
+
+void TraceReader::fail_too_long(std::string_view line) const {
+  std::string field = "the line";
+  if (form_ == Form::kJson) field = last_json_field(line);
+  if (form_ == Form::kCsv && !column_names_.empty()) {
+    const auto column = static_cast<std::size_t>(std::ranges::count(line, ','));
+    if (column < column_names_.size()) field = column_names_[column];
+  }
+  fail(ErrorCode::kInvalidArgument, lines_.where(), field, ": a line must have at most ",
+       options_.max_line_bytes, " bytes, this one has more and begins with '", shown(line), "'");
+}
+
 void TraceReader::read_header(std::string_view line) {
   const std::string where = lines_.where();
-  bool has_input = false;
-  bool has_output = false;
-  bool has_timestamp = false;
-  const auto take_once = [&](bool& has, std::string_view cell) {
-    require(!has, where, cell, ": there are two columns of this name");
-    has = true;
-  };
   for_each_cell(line, [&](std::size_t index, std::string_view cell) {
-    require(index < kMaxColumns, where, "more than ", kMaxColumns, " columns");
-    Column column = Column::kOther;
-    if (cell == "timestamp") {
-      take_once(has_timestamp, cell);
-      column = Column::kTimestamp;
-    } else if (cell == "input_length") {
-      take_once(has_input, cell);
-      column = Column::kInput;
-    } else if (cell == "output_length") {
-      take_once(has_output, cell);
-      column = Column::kOutput;
+    require(index < kMaxColumns, where, "the line: must have at most ", kMaxColumns,
+            " columns, has more");
+    std::optional<TraceField> column;
+    for (const TraceField field :
+         {TraceField::kTimestamp, TraceField::kInput, TraceField::kOutput}) {
+      if (cell == field_name(field)) column = field;
     }
+    require(!column || std::ranges::find(columns_, column) == columns_.end(), where, cell,
+            ": must name one column, names two");
     columns_.push_back(column);
     column_names_.emplace_back(cell);
   });
-  require(has_input && has_output, where, has_input ? "output_length" : "input_length",
-          ": is missing; the file must be JSON lines, or CSV whose first line names its columns");
+  for (const TraceField field : {TraceField::kInput, TraceField::kOutput}) {
+    require(std::ranges::find(columns_, std::optional(field)) != columns_.end(), where,
+            field_name(field),
+            ": is missing; expected a JSON object, or the names of the columns "
+            "of a CSV file, found '",
+            shown(line), "'");
+  }
 }
 
 void TraceReader::parse_csv(std::string_view line, TraceRequest& request) const {
   const std::string where = lines_.where();
   request = {};
   const std::size_t num_cells = for_each_cell(line, [&](std::size_t index, std::string_view cell) {
-    if (index >= columns_.size() || columns_[index] == Column::kOther) return;
-    const std::int64_t value = parse_cell(where, column_names_[index], cell);
-    (columns_[index] == Column::kTimestamp ? request.timestamp_ms
-     : columns_[index] == Column::kInput   ? request.input_length
-                                           : request.output_length) = value;
+    if (index >= columns_.size() || !columns_[index]) return;
+    const TraceField field = *columns_[index];
+    (field == TraceField::kTimestamp ? request.timestamp_ms
+     : field == TraceField::kInput   ? request.input_length
+                                     : request.output_length) = parse_cell(where, field, cell);
   });
-  require(num_cells == columns_.size(), where, "has ", num_cells, " columns, the header ",
-          columns_.size(),
-          num_cells < columns_.size() ? concat("; ", column_names_[num_cells], " is missing") : "");
+  const std::string counts =
+      concat("; the line has ", counted_columns(num_cells), ", the header ", columns_.size());
+  for (std::size_t i = num_cells; i < columns_.size(); ++i) {
+    if (columns_[i]) fail_field(where, *columns_[i], "missing" + counts);
+  }
+  require(num_cells == columns_.size(), where, "the line: must have ",
+          counted_columns(columns_.size()), " as the header has, has ", num_cells);
 }
 
 void TraceReader::check(const TraceRequest& request) {
   const std::string where = lines_.where();
-  require_in_range(where, "timestamp", request.timestamp_ms, 0, kMaxTimestampMs);
-  require_in_range(where, "input_length", request.input_length, 1, kMaxTraceLength);
-  require_in_range(where, "output_length", request.output_length, 0, kMaxTraceLength);
-  require(request.timestamp_ms >= last_timestamp_ms_, where, "timestamp: ", request.timestamp_ms,
-          " comes after ", last_timestamp_ms_,
-          "; requests must stand in the order of their arrival");
-  const bool has_ids = !request.hash_ids.empty();
-  if (num_requests_ == 0) has_ids_ = has_ids;
-  require(has_ids == has_ids_, where, "hash_ids: ", has_ids_ ? "are missing" : "are given",
-          ", while the first request has ", has_ids_ ? "some" : "none");
+  require_in_range(where, TraceField::kTimestamp, request.timestamp_ms);
+  require_in_range(where, TraceField::kInput, request.input_length);
+  require_in_range(where, TraceField::kOutput, request.output_length);
+  require(request.timestamp_ms >= last_timestamp_ms_, where, "timestamp: must be at least ",
+          last_timestamp_ms_, ", that of the request before, is ", request.timestamp_ms);
+  const std::size_t num_ids = request.hash_ids.size();
+  if (num_requests_ == 0) has_ids_ = num_ids > 0;
+  require(has_ids_ || num_ids == 0, where,
+          "hash_ids: must be missing, as in the first request, has ", num_ids);
+  require(!has_ids_ || num_ids > 0, where,
+          "hash_ids: must be a list, as in the first request, is missing");
   const std::int64_t num_blocks =
       (request.input_length + options_.block_tokens - 1) / options_.block_tokens;
-  require(!has_ids || std::ssize(request.hash_ids) == num_blocks, where,
-          "hash_ids: ", request.hash_ids.size(), " of them, but input_length ",
-          request.input_length, " has ", num_blocks, " blocks of ", options_.block_tokens,
-          " tokens");
+  require(!has_ids_ || static_cast<std::int64_t>(num_ids) == num_blocks, where,
+          "hash_ids: must have ", num_blocks, ", one for every ", options_.block_tokens,
+          " tokens of input_length ", request.input_length, ", has ", num_ids);
   last_timestamp_ms_ = request.timestamp_ms;
   ++num_requests_;
 }

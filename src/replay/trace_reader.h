@@ -2,8 +2,9 @@
 // Reads a trace line by line: JSON lines of the Mooncake form or of lengths alone, or CSV with a
 // header. The first line says which.
 //
-// Whatever is wrong is an Error(kInvalidArgument) that names file, line and field. Memory is
-// bounded by the longest line that is allowed, whatever the file holds. Not thread-safe.
+// Whatever is wrong is an Error(kInvalidArgument) that names file, line and field, and says what is
+// found there and what is expected. Memory is bounded by the longest line that is allowed, whatever
+// the file holds. Not thread-safe.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "replay/trace.h"
+#include "replay/trace_fields.h"
 
 namespace quire::replay {
 
@@ -27,16 +29,18 @@ struct TraceReaderOptions {
 // Fills the buffer from its beginning and returns how many bytes; 0: the end.
 using ByteSource = std::function<std::size_t(char* data, std::size_t size)>;
 
-// Lines without their ends, of any length up to a limit.
+// Lines without their ends, of any length up to a limit: of a longer one, only the beginning.
 class LineReader {
  public:
   LineReader(std::string name, ByteSource source, std::size_t max_line_bytes);
 
-  // The next line that holds more than blanks, or nothing. Valid until the next call.
+  // The next line that holds more than blanks, or is too long; or nothing. Valid until the next
+  // call.
   std::optional<std::string_view> next();
   // "FILE:LINE: " of the line that next() gave, or was reading.
   std::string where() const;
   const std::string& name() const noexcept { return name_; }
+  bool is_too_long() const noexcept { return is_too_long_; }  // the line that next() gave
 
  private:
   bool read_line();
@@ -49,6 +53,7 @@ class LineReader {
   std::size_t end_ = 0;
   std::string line_;
   std::int64_t line_number_ = 0;
+  bool is_too_long_ = false;
 };
 
 class TraceReader {
@@ -60,8 +65,9 @@ class TraceReader {
 
  private:
   enum class Form : std::uint8_t { kUnknown, kJson, kCsv };
-  enum class Column : std::uint8_t { kTimestamp, kInput, kOutput, kOther };
 
+  std::optional<std::string_view> next_line();
+  [[noreturn]] void fail_too_long(std::string_view line) const;
   void read_header(std::string_view line);
   void parse_csv(std::string_view line, TraceRequest& request) const;
   void check(const TraceRequest& request);
@@ -69,7 +75,7 @@ class TraceReader {
   TraceReaderOptions options_;
   LineReader lines_;
   Form form_ = Form::kUnknown;
-  std::vector<Column> columns_;  // of CSV
+  std::vector<std::optional<TraceField>> columns_;  // of CSV; none: passed over
   std::vector<std::string> column_names_;
   std::int64_t num_requests_ = 0;
   std::int64_t last_timestamp_ms_ = 0;

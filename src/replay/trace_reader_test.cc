@@ -95,76 +95,92 @@ TEST_P(BadJson, NamesFileLineAndField) {
 INSTANTIATE_TEST_SUITE_P(
     Table, BadJson,
     ::testing::Values(
-        BadInput{R"({"timestamp": 3000, "input_length": 5, "outpu)", "input_length: not JSON at"},
+        BadInput{
+            R"({"timestamp": 3000, "input_length": 5, "outpu)",
+            "output_length: not JSON at column 46: expected a key in quotes, ',' or '}', found "
+            "the end of the line after 't_length\": 5, \"outpu'"},
         BadInput{R"({"timestamp": 3000, "input_length": 5, "output_length": 2, "hash_ids": [1)",
-                 "hash_ids: not JSON at"},
-        BadInput{R"({"timestamp": 3000, "input_length": NaN, "output_length": 2})",
-                 "input_length: not JSON at column"},
-        BadInput{R"({"timestamp": Infinity})", "timestamp: not JSON"},
-        BadInput{R"({"timestamp": 3000} trailing)", "timestamp: not JSON"},
-        BadInput{"\x01\x02\xff", "not JSON at column 1"},
-        BadInput{"[1, 2]", "must be an object, is an array"}, BadInput{"17", "must be an object"},
-        BadInput{"\"text\"", "must be an object"},
+                 "hash_ids: not JSON at column 74: expected an id, ',' or ']', found the end of "
+                 "the line"},
+        BadInput{
+            R"({"timestamp": 3000, "input_length": NaN, "output_length": 2})",
+            "input_length: not JSON at column 37: expected a whole number between 1 and 16777216, "
+            "found 'NaN, \"output_length\": 2}'"},
+        BadInput{
+            R"({"timestamp": Infinity})",
+            "timestamp: not JSON at column 15: expected a whole number between 0 and 31622400000, "
+            "found 'Infinity}'"},
+        BadInput{R"({"timestamp": 3000} trailing)",
+                 "the line: not JSON at column 21: expected the end of the line, found 'trailing'"},
+        BadInput{"\x01\x02\xff", "the line: not JSON at column 1: expected a JSON object, found '"},
+        BadInput{"[1, 2]", "the line: must be a JSON object, is an array"},
+        BadInput{"17", "the line: must be a JSON object, is 17"},
+        BadInput{"\"text\"", "the line: must be a JSON object, is 'text'"},
         BadInput{R"({"timestamp": 3000, "output_length": 2, "hash_ids": [1]})",
-                 "input_length: is missing"},
+                 "input_length: must be a whole number between 1 and 16777216, is missing"},
         BadInput{R"({"timestamp": 3000, "input_length": 5, "hash_ids": [1]})",
-                 "output_length: is missing"},
+                 "output_length: must be a whole number between 0 and 16777216, is missing"},
         BadInput{R"({"timestamp": 3000, "input_length": -5, "output_length": 2, "hash_ids": [1]})",
-                 "input_length: must be between 1 and 16777216, is -5"},
+                 "input_length: must be a whole number between 1 and 16777216, is -5"},
         BadInput{R"({"timestamp": 3000, "input_length": 0, "output_length": 2, "hash_ids": [1]})",
-                 "input_length: must be between 1 and"},
+                 "input_length: must be a whole number between 1 and 16777216, is 0"},
         BadInput{R"({"timestamp": 3000, "input_length": 5, "output_length": -1, "hash_ids": [1]})",
-                 "output_length: must be between 0 and"},
+                 "output_length: must be a whole number between 0 and 16777216, is -1"},
         BadInput{R"({"timestamp": -1, "input_length": 5, "output_length": 2, "hash_ids": [1]})",
-                 "timestamp: must be between 0 and"},
-        BadInput{R"({"timestamp": 3000, "input_length": 9223372036854775808, "output_length": 2})",
-                 "input_length: is too large: 9223372036854775808"},
-        BadInput{R"({"timestamp": 3000, "input_length": 9223372036854775807, "output_length": 2})",
-                 "input_length: must be between 1 and 16777216, is 9223372036854775807"},
+                 "timestamp: must be a whole number between 0 and 31622400000, is -1"},
+        BadInput{
+            R"({"timestamp": 3000, "input_length": 9223372036854775808, "output_length": 2})",
+            "input_length: must be a whole number between 1 and 16777216, is 9223372036854775808"},
+        BadInput{
+            R"({"timestamp": 3000, "input_length": 9223372036854775807, "output_length": 2})",
+            "input_length: must be a whole number between 1 and 16777216, is 9223372036854775807"},
         BadInput{
             R"({"timestamp": 3000, "input_length": 99999999999999999999999, "output_length": 2})",
-            "input_length: must be a whole number, is 99999999999999999999999"},
+            "input_length: must be a whole number between 1 and 16777216, is "
+            "99999999999999999999999"},
         BadInput{
             R"({"timestamp": 3000, "input_length": 5, "output_length": 1e99, "hash_ids": [1]})",
-            "output_length: must be a whole number, is 1e99"},
+            "output_length: must be a whole number between 0 and 16777216, is 1e99"},
         BadInput{R"({"timestamp": 3000.5, "input_length": 5, "output_length": 2, "hash_ids": [1]})",
-                 "timestamp: must be a whole number, is 3000.5"},
+                 "timestamp: must be a whole number between 0 and 31622400000, is 3000.5"},
         BadInput{R"({"timestamp": 3000, "input_length": "5", "output_length": 2, "hash_ids": [1]})",
-                 "input_length: must be a whole number, is '5'"},
+                 "input_length: must be a whole number between 1 and 16777216, is '5'"},
         BadInput{R"({"timestamp": null, "input_length": 5, "output_length": 2, "hash_ids": [1]})",
-                 "timestamp: must be a whole number, is null"},
+                 "timestamp: must be a whole number between 0 and 31622400000, is null"},
         BadInput{R"({"timestamp": true, "input_length": 5, "output_length": 2, "hash_ids": [1]})",
-                 "timestamp: must be a whole number, is true"},
+                 "timestamp: must be a whole number between 0 and 31622400000, is true"},
         BadInput{R"({"timestamp": 3000, "input_length": [5], "output_length": 2, "hash_ids": [1]})",
-                 "input_length: must be a whole number, is an array"},
+                 "input_length: must be a whole number between 1 and 16777216, is an array"},
         BadInput{R"({"timestamp": 3000, "input_length": {}, "output_length": 2, "hash_ids": [1]})",
-                 "input_length: must be a whole number, is an object"},
+                 "input_length: must be a whole number between 1 and 16777216, is an object"},
         BadInput{R"({"timestamp": 2999, "input_length": 5, "output_length": 2, "hash_ids": [1]})",
-                 "timestamp: 2999 comes after 3000"},
+                 "timestamp: must be at least 3000, that of the request before, is 2999"},
         BadInput{
             R"({"timestamp": 3000, "input_length": 5, "output_length": 2, "hash_ids": [1, 2]})",
-            "hash_ids: 2 of them, but input_length 5 has 1 blocks of 512 tokens"},
+            "hash_ids: must have 1, one for every 512 tokens of input_length 5, has 2"},
         BadInput{R"({"timestamp": 3000, "input_length": 513, "output_length": 2, "hash_ids": [1]})",
-                 "hash_ids: 1 of them, but input_length 513 has 2 blocks"},
+                 "hash_ids: must have 2, one for every 512 tokens of input_length 513, has 1"},
         BadInput{R"({"timestamp": 3000, "input_length": 5, "output_length": 2, "hash_ids": []})",
-                 "hash_ids: is empty"},
+                 "hash_ids: must be a list of at least one id, is empty"},
         BadInput{R"({"timestamp": 3000, "input_length": 5, "output_length": 2, "hash_ids": [-1]})",
-                 "hash_ids[0]: must not be negative, is -1"},
+                 "hash_ids[0]: must be a whole number between 0 and 9223372036854775807, is -1"},
         BadInput{R"({"timestamp": 3000, "input_length": 5, "output_length": 2, "hash_ids": [1.5]})",
-                 "hash_ids[0]: must be a whole number, is 1.5"},
-        BadInput{R"({"timestamp": 3000, "input_length": 5, "output_length": 2, "hash_ids": [[1]]})",
-                 "hash_ids[0]: must be a whole number, is an array"},
+                 "hash_ids[0]: must be a whole number between 0 and 9223372036854775807, is 1.5"},
+        BadInput{
+            R"({"timestamp": 3000, "input_length": 5, "output_length": 2, "hash_ids": [[1]]})",
+            "hash_ids[0]: must be a whole number between 0 and 9223372036854775807, is an array"},
         BadInput{R"({"timestamp": 3000, "input_length": 5, "output_length": 2, "hash_ids": ["a"]})",
-                 "hash_ids[0]: must be a whole number, is 'a'"},
+                 "hash_ids[0]: must be a whole number between 0 and 9223372036854775807, is 'a'"},
         BadInput{
             R"({"timestamp": 3000, "input_length": 5, "output_length": 2, "hash_ids": [18446744073709551615]})",
-            "hash_ids[0]: is too large: 18446744073709551615"},
+            "hash_ids[0]: must be a whole number between 0 and 9223372036854775807, is "
+            "18446744073709551615"},
         BadInput{R"({"timestamp": 3000, "input_length": 5, "output_length": 2, "hash_ids": 1})",
                  "hash_ids: must be a list, is 1"},
         BadInput{R"({"timestamp": 3000, "input_length": 5, "output_length": 2})",
-                 "hash_ids: are missing, while the first request has some"},
+                 "hash_ids: must be a list, as in the first request, is missing"},
         BadInput{R"({"input_length": 5, "input_length": 5, "output_length": 2, "hash_ids": [1]})",
-                 "input_length: is given twice"}));
+                 "input_length: must be given once, is given twice"}));
 
 class BadCsv : public ::testing::TestWithParam<BadInput> {};
 
@@ -181,47 +197,79 @@ TEST_P(BadCsv, NamesFileLineAndField) {
 INSTANTIATE_TEST_SUITE_P(
     Table, BadCsv,
     ::testing::Values(
-        BadInput{"", "t: the trace holds no request"},
-        BadInput{" \n\r\n", "t: the trace holds no request"},
-        BadInput{"input_length,output_length\n", "t: the trace holds no request"},
-        BadInput{"\x7f"
-                 "ELF\x02\x01",
-                 "t:1: input_length: is missing; the file must be JSON lines, or CSV"},
+        BadInput{"", "t:1: the trace must hold at least one request, has none"},
+        BadInput{" \n\r\n", "t:3: the trace must hold at least one request, has none"},
+        BadInput{"input_length,output_length\n",
+                 "t:2: the trace must hold at least one request, has none"},
+        BadInput{
+            "\x7f"
+            "ELF\x02\x01",
+            "t:1: input_length: is missing; expected a JSON object, or the names of the columns "
+            "of a CSV file, found '?ELF"},
         BadInput{"input_length\n5\n", "t:1: output_length: is missing"},
         BadInput{"input_length,input_length,output_length\n",
-                 "t:1: input_length: there are two columns"},
-        BadInput{"input_length,output_length\n5\n",
-                 "t:2: has 1 columns, the header 2; output_length is missing"},
-        BadInput{"input_length,output_length\n5,6,7\n", "t:2: has 3 columns, the header 2"},
+                 "t:1: input_length: must name one column, names two"},
+        BadInput{
+            "input_length,output_length\n5\n",
+            "t:2: output_length: must be a whole number between 0 and 16777216, is missing; the "
+            "line has 1 column, the header 2"},
+        BadInput{"input_length,output_length\n5,6,7\n",
+                 "t:2: the line: must have 2 columns as the header has, has 3"},
         BadInput{"input_length,output_length\n5,six\n",
-                 "t:2: output_length: must be a whole number, is 'six'"},
+                 "t:2: output_length: must be a whole number between 0 and 16777216, is 'six'"},
         BadInput{"input_length,output_length\nnan,6\n",
-                 "t:2: input_length: must be a whole number, is 'nan'"},
+                 "t:2: input_length: must be a whole number between 1 and 16777216, is 'nan'"},
         BadInput{"input_length,output_length\n5,\n",
-                 "t:2: output_length: must be a whole number, is ''"},
+                 "t:2: output_length: must be a whole number between 0 and 16777216, is empty"},
         BadInput{"input_length,output_length\n9223372036854775808,6\n",
-                 "t:2: input_length: is too large: 9223372036854775808"},
+                 "t:2: input_length: must be a whole number between 1 and 16777216, is "
+                 "'9223372036854775808'"},
         BadInput{"timestamp,input_length,output_length\n5,1,1\n4,1,1\n",
-                 "t:3: timestamp: 4 comes after 5"}));
+                 "t:3: timestamp: must be at least 5, that of the request before, is 4"}));
 
-// A line that never ends is refused at the limit, however long the file is.
+// A line that never ends is refused at the limit, in the field that it has come to, however long
+// the file is.
 TEST(TraceReader, NeverHoldsMoreThanTheLongestLine) {
-  std::size_t num_given = 0;
-  const ByteSource endless = [&](char* data, std::size_t size) {
-    std::memset(data, num_given == 0 ? '{' : ' ', 1);
-    std::memset(data + 1, ' ', size - 1);
-    num_given += size;
-    return size;
+  struct Endless {
+    const char* beginning;
+    const char* rest;
+    const char* message;
   };
-  TraceReader reader("endless", endless);
-  TraceRequest request;
-  try {
-    reader.next(request);
-    FAIL() << "accepted";
-  } catch (const Error& error) {
-    EXPECT_STREQ(error.what(), "endless:1: the line is longer than 16777216 bytes");
+  const std::string limit =
+      ": a line must have at most 16777216 bytes, this one has more and begins with '";
+  for (const Endless& file :
+       {Endless{"{", " ", "endless:1: input_length"},
+        Endless{R"({"input_length": 5, "hash_ids": [)", "1,", "endless:1: hash_ids"},
+        Endless{R"({"timestamp": 5, "x": ")", "y", "endless:1: the line"},
+        Endless{"input_length,output_length\n", "1", "endless:2: input_length"},
+        Endless{"input_length,output_length\n7,", "1", "endless:2: output_length"},
+        Endless{"", " ", "endless:1: the line"}}) {
+    std::size_t num_given = 0;
+    const ByteSource endless = [&](char* data, std::size_t size) {
+      const std::string_view text = num_given == 0 && *file.beginning != 0
+                                        ? std::string_view(file.beginning)
+                                        : std::string_view(file.rest);
+      std::size_t used = 0;
+      for (; used + text.size() <= size; used += text.size()) {
+        std::memcpy(data + used, text.data(), text.size());
+        if (text == file.beginning) {
+          used += text.size();
+          break;
+        }
+      }
+      num_given += used;
+      return used;
+    };
+    TraceReader reader("endless", endless);
+    TraceRequest request;
+    try {
+      reader.next(request);
+      FAIL() << "accepted";
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), ::testing::StartsWith(file.message + limit));
+    }
+    EXPECT_LE(num_given, (std::size_t{16} << 20) + (std::size_t{128} << 10));
   }
-  EXPECT_LE(num_given, (std::size_t{16} << 20) + (std::size_t{128} << 10));
 }
 
 TEST(TraceReader, NamesAFileThatIsNotThere) {
