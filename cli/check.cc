@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cli/command.h"
+#include "cli/option_values.h"
 #include "cli/progress.h"
 #include "conformance/case_list.h"
 #include "conformance/run.h"
@@ -206,8 +207,6 @@ void add_check(CLI::App& app, Action& action) {
   CLI::App* check =
       app.add_subcommand("check", "Run the conformance suite on the backends of this machine");
   auto options = std::make_shared<CheckOptions>();
-  const std::map<std::string, Suite> suites{
-      {"smoke", Suite::kSmoke}, {"standard", Suite::kStandard}, {"full", Suite::kFull}};
   check
       ->add_option("--backend", options->backends,
                    "Backends to check, separated by commas; default: all that can run here")
@@ -215,7 +214,8 @@ void add_check(CLI::App& app, Action& action) {
   check
       ->add_option("--suite", options->suite,
                    "smoke (seconds), standard (about a minute a backend) or full")
-      ->transform(CLI::CheckedTransformer(suites))
+      ->transform(one_of<Suite>(
+          {{"smoke", Suite::kSmoke}, {"standard", Suite::kStandard}, {"full", Suite::kFull}}))
       ->option_text("smoke|standard|full");
   check->add_option("--filter", options->filter, "Only cases whose name matches, as in 'decode/*'");
   check->add_option("--threads", options->num_threads, "Threads of a CPU backend; 0: all")

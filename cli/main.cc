@@ -1,16 +1,62 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command `quire`: one file per subcommand.
+#include <fcntl.h>
 #include <fmt/core.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <exception>
+#include <iostream>
+#include <new>
+#include <string>
+#include <system_error>
 
 #include "cli/command.h"
 #include "quire/error.h"
 #include "quire/version.h"
 
+namespace {
+
+// A stream that the caller has closed must not become the first file that is opened. What stands in
+// its place fails as it would: input cannot be read, output cannot be written. Messages are lost.
+void hold_standard_streams() {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (fcntl(stream, F_GETFD) != -1) continue;
+    static_cast<void>(open("/dev/null", stream == STDOUT_FILENO ? O_RDONLY : O_WRONLY));
+  }
+}
+
+// For standard error nothing more can be done.
+void say(const std::string& message) {
+  static_cast<void>(std::fputs(("quire: " + message + "\n").c_str(), stderr));
+}
+
+// What did not reach its reader was not done.
+int run(const quire::cli::Action& action) {
+  using quire::cli::kUsage;
+  try {
+    const int outcome = action();
+    if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return outcome;
+    say("standard output: cannot be written");
+  } catch (const quire::Error& error) {
+    const bool is_usage = error.code() == quire::ErrorCode::kInvalidArgument;
+    const std::string name = quire::error_code_name(error.code());
+    say(is_usage ? error.what() : name + ": " + error.what());
+  } catch (const std::bad_alloc&) {
+    say("out of memory");
+  } catch (const std::system_error& error) {  // fmt::print throws it too
+    say(std::ferror(stdout) == 0 ? error.what() : "standard output: cannot be written");
+  } catch (const std::exception& error) {
+    say(error.what());
+  }
+  return kUsage;
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   using namespace quire::cli;
+  hold_standard_streams();
   CLI::App app{"quire: paged attention for LLM servers, on every backend of this machine"};
   app.set_version_flag("--version", quire::version());
   app.require_subcommand(1);
@@ -37,20 +83,8 @@ int main(int argc, char** argv) {
                  app.remaining().front());
       return kUsage;
     }
-    return app.exit(error) == 0 ? kSuccess : kUsage;
+    const bool is_help = app.exit(error) == 0;
+    return is_help && std::cout.flush().good() ? kSuccess : kUsage;
   }
-  try {
-    const int outcome = action();
-    // What did not reach its reader was not done.
-    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
-      fmt::print(stderr, "quire: standard output: cannot be written\n");
-      return outcome == kSuccess ? kFailure : outcome;
-    }
-    return outcome;
-  } catch (const quire::Error& error) {
-    fmt::print(stderr, "quire: {}: {}\n", quire::error_code_name(error.code()), error.what());
-  } catch (const std::exception& error) {
-    fmt::print(stderr, "quire: {}\n", error.what());
-  }
-  return kUsage;
+  return run(action);
 }

@@ -37,7 +37,8 @@ extern "C" void remove_unfinished(int signal_number) {
 
 std::size_t remember(const std::string& path) {
   if (path.size() >= kMaxPath) throw std::runtime_error(path + ": the name is too long");
-  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+  // SIGPIPE: nobody reads standard output any more. SIGXFSZ: the file has become too large.
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGQUIT, SIGXFSZ}) {
     if (std::signal(number, remove_unfinished) == SIG_IGN) {
       static_cast<void>(std::signal(number, SIG_IGN));
     }
@@ -51,14 +52,10 @@ std::size_t remember(const std::string& path) {
   throw std::runtime_error("too many files are written at once");
 }
 
-[[noreturn]] void fail(const std::string& path) {
-  throw std::runtime_error(
-      fmt::format("{}: cannot be written: {}", path, std::generic_category().message(errno)));
+[[noreturn]] void fail(const std::string& path, int error = errno) {
+  const std::string reason = error == 0 ? "" : ": " + std::generic_category().message(error);
+  throw std::runtime_error(path + ": cannot be written" + reason);
 }
-
-}  // namespace
-
-namespace {
 
 // What a name leads to, so that a link stays one.
 std::string target_of(const std::string& path) {
@@ -79,6 +76,9 @@ bool is_written_in_place(const std::string& path) {
 }  // namespace
 
 OutputFile::OutputFile(const std::string& path) : path_(target_of(path)) {
+  if (path.empty()) fail("''", ENOENT);
+  std::error_code ignored;
+  if (std::filesystem::is_directory(path_, ignored)) fail(path, EISDIR);  // before the work is done
   if (is_written_in_place(path_)) {
     errno = 0;
     stream_.open(path_, std::ios::binary | std::ios::out);

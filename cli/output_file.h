@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A file that appears whole or not at all: it is written under another name and renamed at the end.
-// What is unfinished is removed, also on Ctrl-C. Not thread-safe.
+// What is unfinished is removed, also when a signal ends the process. Not thread-safe.
 #pragma once
 
 #include <cstddef>

@@ -7,15 +7,20 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <new>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
+#include "base/check.h"
+#include "base/checked_int.h"
 #include "cli/command.h"
 #include "cli/output_file.h"
 #include "cli/progress.h"
 #include "cli/replay_options.h"
 #include "cli/replay_report.h"
+#include "cli/text.h"
 #include "quire/registry.h"
 #include "replay/cache_plan.h"
 #include "replay/chrome_trace.h"
@@ -34,9 +39,19 @@ using replay::CachePlan;
 using replay::ReplayReport;
 using replay::Workload;
 
-std::int64_t plain_block_bytes(const ReplayCommand& options) {
-  return 2 * std::int64_t{options.num_layers} * options.num_kv_heads * options.head_dim *
-         options.block_size * dtype_bytes(options.dtype);
+constexpr std::int64_t kDefaultCacheBytes = std::int64_t{256} << 20;
+
+// Without evictions; but not more memory than asked for where it is real.
+std::int64_t default_blocks(const ReplayCommand& options, const Workload& workload,
+                            std::int64_t block_bytes) {
+  const std::int64_t watermark = std::max<std::int64_t>(options.watermark_blocks, 0);
+  std::int64_t num_blocks = replay::blocks_for_all(workload, options.block_size) + watermark;
+  if (!options.memory_only) {
+    const std::int64_t largest = replay::largest_request(workload, options.block_size).num_blocks;
+    const std::int64_t usual = replay::blocks_in(kDefaultCacheBytes, block_bytes);
+    num_blocks = std::min(num_blocks, std::max(usual, largest + watermark));
+  }
+  return std::min(num_blocks, replay::kMaxCacheBlocks);
 }
 
 CachePlan plan_cache(const ReplayCommand& options, const Workload& workload,
@@ -49,15 +64,22 @@ CachePlan plan_cache(const ReplayCommand& options, const Workload& workload,
                  .share_tails = options.share_tails};
   const bool is_given = options.cache_blocks > 0 || options.cache_bytes > 0;
   if (options.cache_bytes > 0) {
-    plan.num_blocks = replay::blocks_in(options.cache_bytes, plan.block_bytes);
+    plan.num_blocks = replay::blocks_in(options.cache_bytes, block_bytes);
+    require(plan.num_blocks <= replay::kMaxCacheBlocks, "--cache-bytes ", options.cache_bytes,
+            ": has ", plan.num_blocks, " blocks, more than the ", replay::kMaxCacheBlocks,
+            " that can be numbered: give a larger --block-size");
   } else if (!is_given) {
-    plan.num_blocks = replay::blocks_for_all(workload, plan.block_size);
+    plan.num_blocks = default_blocks(options, workload, block_bytes);
   }
   if (is_given && options.watermark_blocks < 0) {
     plan.watermark_blocks = plan.num_blocks / 100;
     plan.watermark_is_percent = true;
   }
-  require_all_fit(workload, plan);
+  if (!options.skip_too_large) require_all_fit(workload, plan);
+  static_cast<void>(checked_mul(
+      "--cache-blocks, --block-size, --layers, --kv-heads, --head-dim: the number of bytes of the "
+      "cache",
+      plan.num_blocks + 1, block_bytes));
   return plan;
 }
 
@@ -90,7 +112,7 @@ struct Machine {
 };
 
 Machine make_memory_machine(ReplayCommand& options, const Workload& workload, KvEventSink* events) {
-  const CachePlan plan = plan_cache(options, workload, plain_block_bytes(options));
+  const CachePlan plan = plan_cache(options, workload, options.plain_block_bytes());
   options.replay.sample_interval = 16;
   options.scheduler.preemption.token_bytes = plan.block_bytes / plan.block_size;
   BlockManagerOptions blocks = manager_options(plan);
@@ -100,7 +122,7 @@ Machine make_memory_machine(ReplayCommand& options, const Workload& workload, Kv
 
 Machine make_computing_machine(ReplayCommand& options, const Workload& workload,
                                KvEventSink* events) {
-  constexpr std::int64_t kDefaultCacheBytes = std::int64_t{256} << 20;
+  static_cast<void>(options.plain_block_bytes());  // or the flags are named
   const replay::ModelShape model{.num_layers = options.num_layers,
                                  .num_q_heads = options.num_q_heads,
                                  .num_kv_heads = options.num_kv_heads,
@@ -109,10 +131,6 @@ Machine make_computing_machine(ReplayCommand& options, const Workload& workload,
   const BackendOptions backend_options{.num_threads = options.num_threads, .isa = {}};
   std::unique_ptr<AttentionBackend> backend = make_backend(options.backend, backend_options);
   const std::int64_t block_bytes = replay::stored_block_bytes(*backend, model, options.block_size);
-  if (options.cache_blocks == 0 && options.cache_bytes == 0) {
-    const std::int64_t num_blocks = replay::blocks_for_all(workload, options.block_size);
-    options.cache_blocks = std::min(num_blocks, kDefaultCacheBytes / block_bytes);
-  }
   const CachePlan plan = plan_cache(options, workload, block_bytes);
   replay::ComputeOptions compute{.model = model,
                                  .scheduler = options.scheduler,
@@ -124,39 +142,60 @@ Machine make_computing_machine(ReplayCommand& options, const Workload& workload,
   return {plan, std::make_unique<replay::ComputeRunner>(std::move(backend), compute)};
 }
 
-// Requests, and tokens of prompts a second.
+// By tokens, so that it moves within a long request too.
 class ReplayBar {
  public:
-  explicit ReplayBar(std::int64_t num_requests) : progress_(num_requests) {}
-
   void update(const replay::ReplayProgress& state) {
+    if (!progress_) progress_.emplace(state.total_tokens, Progress::Unit::kPercent);
+    if (!progress_->is_due()) return;
     const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
-    const double rate = static_cast<double>(state.prompt_tokens) / std::max(seconds, 1e-3);
-    progress_.update(state.num_done,
-                     fmt::format("requests, {} prompt tokens/s", replay::short_number(rate)));
+    const double rate = static_cast<double>(state.num_tokens) / std::max(seconds, 1e-3);
+    progress_->update(
+        state.num_tokens,
+        fmt::format("{} of {}, {} tokens/s", grouped(state.num_done),
+                    counted(state.num_requests, "request"), replay::short_number(rate)));
   }
 
  private:
   using Clock = std::chrono::steady_clock;
   Clock::time_point start_ = Clock::now();
-  Progress progress_;
+  std::optional<Progress> progress_;
 };
+
+[[noreturn]] void fail_without_memory(const std::string& what) {
+  throw std::runtime_error(fmt::format(
+      "out of memory{}: give less to --cache-blocks, --cache-bytes, --host-blocks, --max-sequences "
+      "or --token-budget",
+      what));
+}
+
+// What asks for most of the memory is made here.
+Machine make_machine(ReplayCommand& options, const Workload& workload) {
+  try {
+    KvEventSink* events = options.replay.lifetimes;
+    return options.memory_only ? make_memory_machine(options, workload, events)
+                               : make_computing_machine(options, workload, events);
+  } catch (const std::bad_alloc&) {
+    fail_without_memory("");
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kOutOfMemory) throw;
+    fail_without_memory(fmt::format(" ({})", error.what()));
+  }
+}
 
 int run_replay(ReplayCommand options) {
   options.complete();
+  require_distinct_files(options);
   replay::Trace trace = replay::read_trace(
       options.trace,
       {.block_tokens = options.workload.block_tokens, .max_requests = options.max_requests});
   const Workload workload(std::move(trace), options.workload);
   replay::BlockLifetimes lifetimes;
   if (!options.html.empty()) options.replay.lifetimes = &lifetimes;
-  const Machine machine = options.memory_only
-                              ? make_memory_machine(options, workload, options.replay.lifetimes)
-                              : make_computing_machine(options, workload, options.replay.lifetimes);
+  const Machine machine = make_machine(options, workload);
   if (options.replay.validate_interval < 0) {
     options.replay.validate_interval = default_validate_interval(machine.plan);
   }
-  require_distinct_files(options);
   std::optional<OutputFile> html;
   if (!options.html.empty()) html.emplace(options.html);
   std::optional<OutputFile> chrome;
@@ -167,7 +206,7 @@ int run_replay(ReplayCommand options) {
   }
   ReplayReport report;
   {
-    ReplayBar bar(workload.size());
+    ReplayBar bar;
     options.replay.progress = [&](const replay::ReplayProgress& state) { bar.update(state); };
     report = replay::replay(workload, *machine.runner, options.replay);
   }
@@ -184,11 +223,14 @@ int run_replay(ReplayCommand options) {
     }
   }
   if (options.json) {
-    fmt::print("{}\n", report_json(options, machine.plan, report).dump(2));
+    using Handler = nlohmann::ordered_json::error_handler_t;
+    fmt::print("{}\n",
+               report_json(options, machine.plan, report).dump(2, ' ', false, Handler::replace));
   } else {
     print_report(options, machine.plan, report);
   }
-  return report.violations == 0 ? kSuccess : kFailure;
+  const bool is_refused = report.num_refused > 0 && !options.skip_too_large;
+  return report.violations == 0 && !is_refused ? kSuccess : kFailure;
 }
 
 }  // namespace
@@ -199,8 +241,8 @@ void add_replay(CLI::App& app, Action& action) {
   auto options = std::make_shared<ReplayCommand>();
   add_replay_options(*command, *options);
   command->footer(
-      "Exit code 0: no violation; 1: some; 2: bad usage, a bad trace, or a cache too small for "
-      "it.\n"
+      "Exit code 0: no violation; 1: some; 2: bad usage, a bad trace, a cache too small for it,\n"
+      "output that cannot be written, or not enough memory.\n"
       "Examples:\n"
       "  quire replay trace.jsonl\n"
       "  quire replay trace.jsonl --cache-bytes 64MiB --html report.html\n"

@@ -13,6 +13,9 @@
 
 namespace quire::cli {
 
+// Of one block in all layers: beyond that no cache makes sense.
+inline constexpr std::int64_t kMaxBlockBytes = std::int64_t{1} << 40;
+
 enum class Policy : std::uint8_t { kRank, kPrefix };
 enum class PreemptionMode : std::uint8_t { kAuto, kRecompute, kPartial, kSwap };
 
@@ -30,6 +33,7 @@ struct ReplayCommand {
   std::int64_t host_blocks = 0;
   std::int64_t watermark_blocks = -1;
   bool share_tails = false;
+  bool skip_too_large = false;
 
   SchedulerOptions scheduler;
   Policy policy = Policy::kRank;
@@ -49,8 +53,11 @@ struct ReplayCommand {
   std::string html;
   std::string chrome_trace;
 
-  // Fills in what the line has left open.
+  // Fills in what the line has left open. Throws Error(kInvalidArgument) naming flags that do not
+  // go together.
   void complete();
+  // Of one block in all layers, as K and V need them; throws naming the flags that make it absurd.
+  std::int64_t plain_block_bytes() const;
 };
 
 void add_replay_options(CLI::App& command, ReplayCommand& options);

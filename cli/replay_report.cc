@@ -3,10 +3,13 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <utility>
+
+#include "cli/text.h"
 
 namespace quire::cli {
 namespace {
@@ -18,29 +21,8 @@ using replay::Summary;
 
 constexpr std::size_t kFirstShown = 2;  // of kShownPercents: the median
 
-double percent(std::int64_t part, std::int64_t whole) {
-  return whole == 0 ? 0.0 : 100 * static_cast<double>(part) / static_cast<double>(whole);
-}
-
-std::string bytes_text(std::int64_t bytes) {
-  constexpr double kUnit = 1024;
-  const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
-  auto value = static_cast<double>(bytes);
-  std::size_t unit = 0;
-  while (value >= kUnit && unit + 1 < std::size(units)) {
-    value /= kUnit;
-    ++unit;
-  }
-  return fmt::format("{:.{}f} {}", value, unit == 0 ? 0 : 1, units[unit]);
-}
-
-// At most 8 characters at any magnitude.
-std::string number_text(double value) {
-  if (value == 0) return "0";
-  if (value < 0.01) return fmt::format("{:.5f}", value);
-  if (value < 10) return fmt::format("{:.3f}", value);
-  if (value < 1000) return fmt::format("{:.1f}", value);
-  return fmt::format("{:.0f}", value);
+double share(std::int64_t part, std::int64_t whole) {
+  return whole == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(whole);
 }
 
 void print_summary(const char* name, const Summary& summary, double factor = 1) {
@@ -62,19 +44,23 @@ Json to_json(const Summary& summary) {
 void print_cache(const CachePlan& plan, const ReplayReport& report) {
   const SchedulerStats& scheduler = report.scheduler;
   const BlockStats& blocks = report.blocks;
-  fmt::print("cache         {} blocks of {} tokens, {}\n", plan.num_blocks, plan.block_size,
-             bytes_text(plan.size_bytes()));
-  fmt::print("hits          {} of {} full blocks, {:.1f} %\n", report.hit_blocks,
-             report.full_blocks, percent(report.hit_blocks, report.full_blocks));
-  fmt::print("ideal         {}, {:.1f} %: an endless cache, one request after another\n",
-             report.ideal_hit_blocks, percent(report.ideal_hit_blocks, report.full_blocks));
-  fmt::print("evictions     {}; {} blocks stored, {} of them twice\n", blocks.num_evictions,
-             blocks.num_stored, blocks.num_duplicates);
-  fmt::print("preemptions   {}: {} by recomputation, {} of a tail, {} by swap; {} tokens lost\n",
-             scheduler.num_preemptions(), scheduler.num_recomputes, scheduler.num_partial_releases,
-             scheduler.num_swaps, scheduler.num_lost_tokens);
-  fmt::print("copies        {} on write, {} to the host, {} back (blocks)\n", blocks.num_copies,
-             blocks.num_swapped_out, blocks.num_swapped_in);
+  fmt::print("cache         {} of {}, {}\n", counted(plan.num_blocks, "block"),
+             counted(plan.block_size, "token"), bytes_text(plan.size_bytes()));
+  fmt::print("hits          {} of {}, {}\n", grouped(report.hit_blocks),
+             counted(report.full_blocks, "full block"),
+             percent_text(report.hit_blocks, report.full_blocks));
+  fmt::print("ideal         {}, {}: an endless cache, one request after another\n",
+             grouped(report.ideal_hit_blocks),
+             percent_text(report.ideal_hit_blocks, report.full_blocks));
+  fmt::print("evictions     {}; {} stored, {} of them twice\n", grouped(blocks.num_evictions),
+             counted(blocks.num_stored, "block"), grouped(blocks.num_duplicates));
+  fmt::print("preemptions   {}: {} by recomputation, {} of a tail, {} by swap; {} lost\n",
+             grouped(scheduler.num_preemptions()), grouped(scheduler.num_recomputes),
+             grouped(scheduler.num_partial_releases), grouped(scheduler.num_swaps),
+             counted(scheduler.num_lost_tokens, "token"));
+  fmt::print("copies        {} on write, {} to the host, {} back (blocks)\n",
+             grouped(blocks.num_copies), grouped(blocks.num_swapped_out),
+             grouped(blocks.num_swapped_in));
 }
 
 void print_times(const ReplayCommand& options, const ReplayReport& report) {
@@ -94,26 +80,67 @@ void print_times(const ReplayCommand& options, const ReplayReport& report) {
   print_summary("blocks in use, %", report.in_use, 100);
 }
 
+void print_message(std::string kind, const std::string& message) {
+  constexpr std::size_t kWidth = 99;
+  for (const std::string& line : lines_of(message, kWidth - kind.size())) {
+    fmt::print("{}{}\n", kind, line);
+    kind.assign(kind.size(), ' ');
+  }
+}
+
+void print_messages(const ReplayReport& report) {
+  constexpr std::size_t kMaxShown = 8;
+  if (!report.messages.empty() || report.num_refused > 0) fmt::print("\n");
+  for (const std::string& message : report.messages) print_message("violation: ", message);
+  const std::size_t num_shown = std::min(report.refused.size(), kMaxShown);
+  for (std::size_t i = 0; i < num_shown; ++i) {
+    print_message("refused: ", to_string(report.refused[i]));
+  }
+  const std::int64_t num_left = report.num_refused - static_cast<std::int64_t>(num_shown);
+  if (num_left > 0) fmt::print("refused: {}\n", counted(num_left, "more request"));
+}
+
+Json refused_json(const ReplayReport& report) {
+  Json list = Json::array();
+  for (const replay::RefusedRequest& request : report.refused) {
+    list.push_back({{"request", request.index + 1},
+                    {"input_length", request.input_length},
+                    {"output_length", request.output_length},
+                    {"reason", request.reason}});
+  }
+  return list;
+}
+
 }  // namespace
 
 void print_report(const ReplayCommand& options, const CachePlan& plan, const ReplayReport& report) {
-  fmt::print("requests      {}, {} prompt tokens, {} new tokens\n", report.num_requests,
-             report.prompt_tokens, report.output_tokens);
-  fmt::print("steps         {}, {} tokens computed, {:.1f} on average\n", report.num_steps,
-             report.computed_tokens,
-             static_cast<double>(report.computed_tokens) / static_cast<double>(report.num_steps));
-  fmt::print("time          {:.1f} s for {:.0f} s of trace", report.wall_seconds,
-             report.trace_seconds);
+  fmt::print("requests      {}, {}, {}\n", grouped(report.num_requests),
+             counted(report.prompt_tokens, "prompt token"),
+             counted(report.output_tokens, "new token"));
+  fmt::print("steps         {}, {} computed, {} on average\n", grouped(report.num_steps),
+             counted(report.computed_tokens, "token"),
+             number_text(static_cast<double>(report.computed_tokens) /
+                         static_cast<double>(report.num_steps)));
+  fmt::print("time          {} s for {} s of trace", number_text(report.wall_seconds),
+             number_text(report.trace_seconds));
   if (report.computing_seconds > 0) {
-    fmt::print("; attention {:.1f} s, {:.0f} tokens/s", report.computing_seconds,
-               static_cast<double>(report.computed_tokens) / report.computing_seconds);
+    fmt::print("; attention {} s, {} tokens/s", number_text(report.computing_seconds),
+               number_text(static_cast<double>(report.computed_tokens) / report.computing_seconds));
   }
   fmt::print("\n");
   print_cache(plan, report);
-  fmt::print("verified      {} rows, largest error {:.3g}; {} violations\n",
-             report.verification.num_rows, report.verification.max_error, report.violations);
+  if (report.num_refused > 0) {
+    fmt::print("refused       {}, named below\n", counted(report.num_refused, "request"));
+  }
+  if (options.memory_only) {
+    fmt::print("verified      nothing is computed; {}\n", counted(report.violations, "violation"));
+  } else {
+    fmt::print("verified      {}, largest error {:.3g}; {}\n",
+               counted(report.verification.num_rows, "row"), report.verification.max_error,
+               counted(report.violations, "violation"));
+  }
   print_times(options, report);
-  for (const std::string& message : report.messages) fmt::print("violation: {}\n", message);
+  print_messages(report);
 }
 
 Json report_json(const ReplayCommand& options, const CachePlan& plan, const ReplayReport& report) {
@@ -133,6 +160,8 @@ Json report_json(const ReplayCommand& options, const CachePlan& plan, const Repl
           {"verified_rows", report.verification.num_rows},
           {"max_error", report.verification.max_error},
           {"messages", report.messages},
+          {"num_refused", report.num_refused},
+          {"refused", refused_json(report)},
           {"memory_only", options.memory_only},
           {"serial", options.replay.serial},
           {"scale", options.workload.scale},
@@ -141,11 +170,13 @@ Json report_json(const ReplayCommand& options, const CachePlan& plan, const Repl
           {"lost_tokens", scheduler.num_lost_tokens},
           {"computing_seconds", report.computing_seconds},
           {"trace_seconds", report.trace_seconds},
-          {"hit_rate", percent(report.hit_blocks, report.full_blocks) / 100},
-          {"ideal_hit_rate", percent(report.ideal_hit_blocks, report.full_blocks) / 100},
+          {"hit_rate", share(report.hit_blocks, report.full_blocks)},
+          {"ideal_hit_rate", share(report.ideal_hit_blocks, report.full_blocks)},
           {"block_size", plan.block_size},
           {"cache_blocks", plan.num_blocks},
           {"cache_bytes", plan.size_bytes()},
+          {"watermark_blocks", plan.watermark_blocks},
+          {"host_blocks", plan.num_host_blocks},
           {"preemptions_by_kind",
            {{"recompute", scheduler.num_recomputes},
             {"partial", scheduler.num_partial_releases},
@@ -173,19 +204,32 @@ replay::HtmlContext html_context(const ReplayCommand& options, const CachePlan& 
   const auto add = [&](const char* name, std::string value) {
     context.settings.emplace_back(name, std::move(value));
   };
-  add("Trace", fmt::format("{}, lengths divided by {}, {} times as fast{}", options.trace,
-                           options.workload.scale, options.workload.time_scale,
-                           options.replay.serial ? ", one request after another" : ""));
-  add("Cache", fmt::format("{} blocks of {} tokens, {}; watermark {} blocks, {} on the host",
-                           plan.num_blocks, plan.block_size, bytes_text(plan.size_bytes()),
-                           plan.watermark_blocks, plan.num_host_blocks));
+  std::string trace = options.trace;
+  if (options.workload.scale != 1) {
+    trace += fmt::format("; lengths divided by {}", options.workload.scale);
+  }
+  if (options.workload.time_scale != 1) {
+    trace += fmt::format("; {:g} times as fast", options.workload.time_scale);
+  }
+  if (options.replay.serial) trace += "; one request after another";
+  add("Trace", std::move(trace));
+  add("Cache",
+      fmt::format("{} of {}, {}; watermark {}, {} on the host{}", counted(plan.num_blocks, "block"),
+                  counted(plan.block_size, "token"), bytes_text(plan.size_bytes()),
+                  counted(plan.watermark_blocks, "block"), counted(plan.num_host_blocks, "block"),
+                  plan.share_tails ? "; partly filled last blocks are shared" : ""));
   add("Scheduler",
-      fmt::format("{} tokens and {} requests in a step, {} priorities, a class every {} steps",
-                  scheduler.max_tokens, scheduler.max_sequences, options.workload.num_priorities,
-                  scheduler.aging_steps));
-  add("Model", fmt::format("{} layers, {} query and {} kv heads of {}, {}{}", options.num_layers,
-                           options.num_q_heads, options.num_kv_heads, options.head_dim,
-                           dtype_name(options.dtype),
+      fmt::format("{} and {} in a step; {}, {}", counted(scheduler.max_tokens, "token"),
+                  counted(scheduler.max_sequences, "request"),
+                  options.workload.num_priorities == 1
+                      ? "one class"
+                      : fmt::format("{} classes", options.workload.num_priorities),
+                  scheduler.aging_steps == 0
+                      ? "nobody rises"
+                      : fmt::format("one up every {}", counted(scheduler.aging_steps, "step"))));
+  add("Model", fmt::format("{}, {} query and {} kv heads of {}, {}{}",
+                           counted(options.num_layers, "layer"), options.num_q_heads,
+                           options.num_kv_heads, options.head_dim, dtype_name(options.dtype),
                            options.memory_only ? "; not computed" : ", on " + options.backend));
   add("Clock of the trace",
       fmt::format("{:g} ms a step, {:g} us a token, {:g} ns a key; seed {}",

@@ -2,6 +2,7 @@
 // `quire trace`: makes a request trace, and shows what it is like.
 #include <fmt/core.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <map>
@@ -11,8 +12,11 @@
 #include <string>
 #include <vector>
 
+#include "base/check.h"
 #include "cli/command.h"
+#include "cli/option_values.h"
 #include "cli/output_file.h"
+#include "cli/text.h"
 #include "replay/trace_generator.h"
 #include "replay/trace_reader.h"
 #include "replay/trace_statistics.h"
@@ -29,6 +33,8 @@ using replay::Trace;
 using replay::TraceForm;
 using replay::TraceStatistics;
 
+constexpr double kMaxSeconds = static_cast<double>(replay::kMaxTimestampMs) / 1000;
+
 struct TraceOptions {
   GeneratorOptions generator;
   // Distributions as the line has them; empty: the default.
@@ -41,10 +47,19 @@ struct TraceOptions {
 };
 
 // The distributions and their options.
-std::vector<std::pair<std::string, QuantileCurve*>> curves_of(GeneratorOptions& options) {
-  return {{"--first-tokens", &options.first_tokens},   {"--turn-tokens", &options.turn_tokens},
-          {"--output-tokens", &options.output_tokens}, {"--turn-gap", &options.turn_gap_s},
-          {"--rewind-kept", &options.rewind_kept},     {"--rewind-tokens", &options.rewind_tokens}};
+struct NamedCurve {
+  std::string flag;
+  QuantileCurve* curve;
+  double maximum;
+};
+std::vector<NamedCurve> curves_of(GeneratorOptions& options) {
+  constexpr auto kMaxTokens = static_cast<double>(replay::kMaxTraceLength);
+  return {{"--first-tokens", &options.first_tokens, kMaxTokens},
+          {"--turn-tokens", &options.turn_tokens, kMaxTokens},
+          {"--output-tokens", &options.output_tokens, kMaxTokens},
+          {"--turn-gap", &options.turn_gap_s, kMaxSeconds},
+          {"--rewind-kept", &options.rewind_kept, 1},
+          {"--rewind-tokens", &options.rewind_tokens, kMaxTokens}};
 }
 
 Json to_json(const Summary& summary) {
@@ -109,7 +124,10 @@ class StatisticsTable {
   void row(const std::string& name, int digits, F value) const {
     fmt::print(file_, "{:<34}", name);
     for (const TraceStatistics& stats : columns_) {
-      fmt::print(file_, "{:>20.{}f}", value(stats), digits);
+      const double number = value(stats);
+      const std::string text =
+          digits == 0 ? grouped(std::llround(number)) : fmt::format("{:.{}f}", number, digits);
+      fmt::print(file_, "{:>20}", text);
     }
     fmt::print(file_, "\n");
   }
@@ -131,11 +149,25 @@ void write(const Trace& trace, TraceForm form, std::ostream& stream) {
   for (const replay::TraceRequest& request : trace) stream << replay::trace_line(request, form);
 }
 
-int run_trace(TraceOptions options) {
-  for (const auto& [name, curve] : curves_of(options.generator)) {
+// The distributions of the line, and what its flags allow but not together.
+void complete(TraceOptions& options) {
+  GeneratorOptions& generator = options.generator;
+  for (const auto& [name, curve, maximum] : curves_of(generator)) {
     const std::string& text = options.curves[name];
-    if (!text.empty()) *curve = QuantileCurve::parse(name, text);
+    if (text.empty()) continue;
+    *curve = QuantileCurve::parse(name, text);
+    require(curve->at(1) <= maximum, name, ": values must be at most ", maximum,
+            ", the largest is ", curve->at(1));
   }
+  require(generator.system_tokens < generator.max_input, "--system-tokens ",
+          generator.system_tokens, ": must be less than --max-input ", generator.max_input);
+  require(generator.resend_share + generator.rewind_share <= 1, "--resend-share ",
+          generator.resend_share, " and --rewind-share ", generator.rewind_share,
+          ": must be at most 1 together");
+}
+
+int run_trace(TraceOptions options) {
+  complete(options);
   const std::int64_t block_tokens = options.generator.block_tokens;
   std::optional<TraceStatistics> other;
   if (!options.compare.empty()) {
@@ -143,15 +175,18 @@ int run_trace(TraceOptions options) {
         measure(replay::read_trace(options.compare, {.block_tokens = block_tokens}), block_tokens);
   }
   const Trace trace = replay::generate_trace(options.generator);
-  if (!options.output.empty()) {
+  const bool has_file = !options.output.empty() && options.output != "-";
+  const bool only_figures = options.stats || other || options.json;
+  require(!only_figures || options.output != "-",
+          "--output -: --stats, --compare and --json have standard output for the figures");
+  if (has_file) {
     OutputFile file(options.output);
     write(trace, options.form, file.stream());
     file.commit();
   }
-  const bool only_figures = options.stats || other || options.json;
-  if (!only_figures && options.output.empty()) {
+  if (!only_figures && !has_file) {
+    fmt::print("{}", replay::trace_header(options.form));
     for (const replay::TraceRequest& request : trace) {
-      if (&request == &trace.front()) fmt::print("{}", replay::trace_header(options.form));
       fmt::print("{}", replay::trace_line(request, options.form));
     }
     return kSuccess;
@@ -170,9 +205,9 @@ int run_trace(TraceOptions options) {
     }
     StatisticsTable(stdout, names, columns).print();
   }
-  if (!options.output.empty()) {
-    fmt::print(stderr, "quire trace: {} requests, {} prompt tokens in {}\n", stats.num_requests,
-               stats.prompt_tokens, options.output);
+  if (has_file) {
+    fmt::print(stderr, "quire trace: {}, {} in {}\n", counted(stats.num_requests, "request"),
+               counted(stats.prompt_tokens, "prompt token"), options.output);
   }
   return kSuccess;
 }
@@ -185,11 +220,43 @@ void add_distributions(CLI::App& command, const std::shared_ptr<TraceOptions>& o
       {"--turn-gap", "Seconds from one turn to the next"},
       {"--rewind-kept", "Share of the conversation that a rewind keeps"},
       {"--rewind-tokens", "Tokens that follow what a rewind has kept"}};
-  for (const auto& [name, curve] : curves_of(options->generator)) {
-    command.add_option(name, options->curves[name], texts.at(name))
+  for (const auto& [name, curve, maximum] : curves_of(options->generator)) {
+    command
+        .add_option(name, options->curves[name],
+                    texts.at(name) + ", by default\n" + help_text(curve->to_string()))
         ->option_text("NUMBER|QUANTILES")
         ->group("Distributions");
   }
+}
+
+void add_shape(CLI::App& command, GeneratorOptions& generator) {
+  const auto add = [&](const char* name, auto& value, const CLI::Validator& check,
+                       const char* text) {
+    command.add_option(name, value, text)->transform(check)->capture_default_str();
+  };
+  const auto tokens_from = [](std::int64_t minimum) {
+    return whole_number(minimum, replay::kMaxTraceLength);
+  };
+  add("--seed", generator.seed, seed_number(), "The same seed gives the same trace");
+  add("--requests", generator.num_requests, whole_number(1, 100'000'000), "How many");
+  add("--duration", generator.duration_s, real_number(0.001, kMaxSeconds), "Seconds");
+  add("--tick", generator.tick_s, real_number(0, kMaxSeconds),
+      "Seconds: timestamps are multiples of it");
+  command.add_option("--arrivals", generator.arrivals, "How conversations begin; default poisson")
+      ->transform(one_of<replay::Arrivals>({{"poisson", replay::Arrivals::kPoisson},
+                                            {"even", replay::Arrivals::kEven},
+                                            {"burst", replay::Arrivals::kBurst}}))
+      ->option_text("poisson|even|burst");
+  add("--block-tokens", generator.block_tokens, tokens_from(1), "Tokens of one hash id");
+  add("--system-tokens", generator.system_tokens, tokens_from(0), "Of the shared system prompt");
+  add("--system-prompts", generator.num_system_prompts, whole_number(1, 1'000'000),
+      "Different ones");
+  add("--max-input", generator.max_input, tokens_from(1), "The longest prompt");
+  add("--mean-turns", generator.mean_turns, real_number(1, 1000), "Turns of a conversation");
+  add("--resend-share", generator.resend_share, real_number(0, 1),
+      "Turns that repeat the last one");
+  add("--rewind-share", generator.rewind_share, real_number(0, 1),
+      "Turns that keep only a beginning");
 }
 
 }  // namespace
@@ -197,41 +264,21 @@ void add_distributions(CLI::App& command, const std::shared_ptr<TraceOptions>& o
 void add_trace(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("trace", "Make a request trace from a seed");
   auto options = std::make_shared<TraceOptions>();
-  GeneratorOptions& generator = options->generator;
-  command->add_option("--seed", generator.seed, "The same seed gives the same trace");
-  command->add_option("--requests", generator.num_requests, "How many")->capture_default_str();
-  command->add_option("--duration", generator.duration_s, "Seconds")->capture_default_str();
-  command->add_option("--tick", generator.tick_s, "Seconds: timestamps are multiples of it")
-      ->capture_default_str();
-  command->add_option("--arrivals", generator.arrivals, "How conversations begin")
-      ->transform(CLI::CheckedTransformer(
-          std::map<std::string, replay::Arrivals>{{"poisson", replay::Arrivals::kPoisson},
-                                                  {"even", replay::Arrivals::kEven},
-                                                  {"burst", replay::Arrivals::kBurst}}))
-      ->option_text("poisson|even|burst");
-  command->add_option("--block-tokens", generator.block_tokens, "Tokens of one hash id")
-      ->capture_default_str();
-  command->add_option("--system-tokens", generator.system_tokens, "Of the shared system prompt")
-      ->capture_default_str();
-  command->add_option("--system-prompts", generator.num_system_prompts, "Different ones")
-      ->capture_default_str();
-  command->add_option("--max-input", generator.max_input, "The longest prompt")
-      ->capture_default_str();
-  command->add_option("--mean-turns", generator.mean_turns, "Turns of a conversation")
-      ->capture_default_str();
-  command->add_option("--resend-share", generator.resend_share, "Turns that repeat the last one")
-      ->capture_default_str();
-  command->add_option("--rewind-share", generator.rewind_share, "Turns that keep only a beginning")
-      ->capture_default_str();
+  add_shape(*command, options->generator);
   add_distributions(*command, options);
-  command->add_option("--form", options->form, "JSON lines with ids or of lengths alone, or CSV")
-      ->transform(CLI::CheckedTransformer(
-          std::map<std::string, TraceForm>{{"mooncake", TraceForm::kMooncake},
-                                           {"lengths", TraceForm::kLengths},
-                                           {"csv", TraceForm::kCsv}}))
+  command
+      ->add_option("--form", options->form,
+                   "JSON lines with ids or of lengths alone, or CSV; default mooncake")
+      ->transform(one_of<TraceForm>({{"mooncake", TraceForm::kMooncake},
+                                     {"lengths", TraceForm::kLengths},
+                                     {"csv", TraceForm::kCsv}}))
       ->option_text("mooncake|lengths|csv");
-  command->add_option("-o,--output", options->output, "The file; default: standard output");
-  command->add_option("--compare", options->compare, "Show the figures of this trace beside it");
+  command->add_option("-o,--output", options->output, "The trace; default, and -: standard output")
+      ->check(name_of("a file"))
+      ->type_name("FILE");
+  command->add_option("--compare", options->compare, "Show the figures of this trace beside it")
+      ->check(name_of("a file"))
+      ->type_name("FILE");
   command->add_flag("--stats", options->stats, "Show its figures instead of the trace");
   command->add_flag("--json", options->json, "The figures as one JSON document");
   command->footer(

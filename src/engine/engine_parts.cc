@@ -74,7 +74,8 @@ BlockManagerOptions block_options(const EngineOptions& options) {
 
 SchedulerOptions scheduler_options(const EngineOptions& options, const AttentionBackend& backend) {
   SchedulerOptions scheduler = options.scheduler;
-  const std::int64_t most = std::max<std::int64_t>(capacity(options), 1);
+  // The last token of a request is never stored.
+  const std::int64_t most = std::min(std::max<std::int64_t>(capacity(options), 1) + 1, kMaxLength);
   scheduler.max_length = scheduler.max_length == 0 ? most : std::min(scheduler.max_length, most);
   require(scheduler.max_length < kMaxLength,
           "max_length: all groups have windows, so that only this limits the length of a request");

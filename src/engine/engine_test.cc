@@ -261,6 +261,21 @@ TEST(Engine, OptionsThatContradictThemselvesAreRefused) {
   EXPECT_THROW(make(no_pool), Error);
 }
 
+// The last token of a request is never stored: 20 + 13 tokens fill the 32 slots of 8 blocks.
+TEST(Engine, ARequestMayFillTheWholeCache) {
+  EngineFixture f("cpu", toy_options(8));
+  const RequestId fits = f.submit(tokens_of(1, 20), 13);
+  const RequestId too_large = f.submit(tokens_of(2, 20), 14);
+  const RequestId prompt_alone = f.submit(tokens_of(3, 32), 0);
+  const RequestId long_prompt = f.submit(tokens_of(4, 33), 0);
+  EXPECT_TRUE(f.run());
+  EXPECT_EQ(f.finished.at(fits).reason, FinishReason::kLength);
+  EXPECT_EQ(f.finished.at(prompt_alone).reason, FinishReason::kLength);
+  for (const RequestId id : {too_large, long_prompt}) {
+    EXPECT_EQ(f.finished.at(id).reason, FinishReason::kTooLarge) << f.finished.at(id).detail;
+  }
+}
+
 TEST(Engine, CachesAreThePoolsTimesTheLayers) {
   EngineFixture f("cpu", toy_options(8, 3));
   EXPECT_EQ(f.engine.cache(0).num_blocks, 9);

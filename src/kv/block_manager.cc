@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <string>
@@ -171,20 +172,27 @@ SequenceRecord& BlockManager::State::find_resident(SequenceId id, const char* wh
   return const_cast<SequenceRecord&>(std::as_const(*this).find_resident(id, what));
 }
 
-void BlockManager::State::add_record() {
-  require(sequences.size() <= kRecordMask, "there are at most ", kRecordMask + 1,
+void BlockManager::State::add_records(std::size_t count) {
+  const std::size_t first = sequences.size();
+  require(first + count <= kRecordMask + 1, "there are at most ", kRecordMask + 1,
           " sequences at a time");
-  if (free_records.capacity() <= sequences.size()) free_records.reserve(2 * sequences.size() + 1);
-  SequenceRecord sequence;
-  sequence.tables.resize(options.groups.size());
-  sequence.tail.reserve(static_cast<std::size_t>(options.block_size));
-  sequences.push_back(std::move(sequence));
-  // Below those that wait already: low records are used first.
-  free_records.insert(free_records.begin(), static_cast<std::uint32_t>(sequences.size() - 1));
+  std::vector<SequenceRecord> added(count);
+  for (SequenceRecord& sequence : added) {
+    sequence.tables.resize(options.groups.size());
+    sequence.tail.reserve(static_cast<std::size_t>(options.block_size));
+  }
+  reserve_more(sequences, count);
+  if (free_records.capacity() < first + count) free_records.reserve(2 * (first + count));
+  // From here on nothing throws. Below those that wait already: low records are used first.
+  std::ranges::move(added, std::back_inserter(sequences));
+  free_records.insert(free_records.begin(), count, 0);
+  for (std::size_t i = 0; i < count; ++i) {
+    free_records[i] = static_cast<std::uint32_t>(first + count - 1 - i);
+  }
 }
 
 std::size_t BlockManager::State::make_record() {
-  if (free_records.empty()) add_record();
+  if (free_records.empty()) add_records(1);
   return free_records.back();
 }
 

@@ -109,9 +109,9 @@ void BlockManager::reserve(std::int64_t num_sequences, std::int64_t num_tokens_e
           "cannot reserve for ", num_sequences, " sequences of ", num_tokens_each, " tokens");
   const auto num_blocks = static_cast<std::size_t>(state.num_blocks_for(num_tokens_each));
   const auto num_records = static_cast<std::size_t>(num_sequences);
-  state.sequences.reserve(num_records);
-  state.free_records.reserve(num_records);
-  while (state.sequences.size() < num_records) state.add_record();
+  if (num_records > state.sequences.size()) {
+    state.add_records(num_records - state.sequences.size());
+  }
   for (SequenceRecord& sequence : state.sequences) {
     for (SequenceTable& table : sequence.tables) table.blocks.reserve(num_blocks);
   }

@@ -118,7 +118,7 @@ struct BlockManager::State {
   SequenceId id_of(std::size_t record) const noexcept;
   void require_group(int g) const;
   void require_pool(int pool) const;
-  void add_record();
+  void add_records(std::size_t count);
   std::size_t make_record();  // a free one, with num_groups tables; strong guarantee
   void free_record(SequenceRecord& sequence) noexcept;
 

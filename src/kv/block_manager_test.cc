@@ -328,6 +328,18 @@ TEST(BlockManager, ShrinkingWaitsForBlocksInUse) {
   manager.validate();
 }
 
+TEST(BlockManager, ReservedRecordsAreUsedFromTheLowestOn) {
+  BlockManager manager(options_of(20));
+  const SequenceId first = manager.admit(prompt_of(3))->id;
+  manager.free(first);
+  manager.reserve(1000, 16);
+  manager.reserve(10, 16);
+  manager.validate();
+  std::vector<std::string> names;
+  for (int i = 0; i < 4; ++i) names.push_back(to_string(manager.admit(prompt_of(1))->id));
+  EXPECT_EQ(names, (std::vector<std::string>{"0.2", "1.1", "2.1", "3.1"}));
+}
+
 TEST(BlockManager, ReportsFragmentation) {
   BlockManager manager(options_of(20));
   const SequenceId id = admit_and_compute(manager, prompt_of(5));

@@ -266,6 +266,9 @@ std::string tiles(const ReplayReport& report) {
               "each further token, median");
   out += tile(short_number(static_cast<double>(report.scheduler.num_preemptions())), "preemptions");
   out += tile(short_number(static_cast<double>(report.blocks.num_evictions)), "evicted blocks");
+  if (report.num_refused > 0) {
+    out += tile(fmt::format("{}", report.num_refused), "refused requests", "bad");
+  }
   if (report.verification.num_rows > 0) {
     out += tile(short_number(static_cast<double>(report.verification.num_rows)),
                 fmt::format("rows verified; largest error {:.2g}", report.verification.max_error));
@@ -318,6 +321,17 @@ std::string violations(const ReplayReport& report) {
   return out + "</ul>\n";
 }
 
+std::string refusals(const ReplayReport& report) {
+  if (report.num_refused == 0) return "";
+  std::string out = "<h2 id=\"refused\" class=\"bad\">Refused requests</h2>\n<ul>\n";
+  for (const RefusedRequest& request : report.refused) {
+    out += fmt::format("<li>{}</li>\n", escape_html(to_string(request)));
+  }
+  const auto num_left = report.num_refused - static_cast<std::int64_t>(report.refused.size());
+  if (num_left > 0) out += fmt::format("<li>and {} more</li>\n", num_left);
+  return out + "</ul>\n";
+}
+
 }  // namespace
 
 std::string html_report(const ReplayReport& report, const HtmlContext& context) {
@@ -335,6 +349,7 @@ std::string html_report(const ReplayReport& report, const HtmlContext& context) 
                   context.is_computed ? "measured" : "those of the clock of the trace");
   out += tiles(report);
   out += violations(report);
+  out += refusals(report);
   out += "<h2>Over time</h2>\n<div class=\"charts\">\n" + SeriesCharts(report.series).draw() +
          "</div>\n";
   out += "<h2>Distributions</h2>\n<div class=\"charts\">\n" +

@@ -15,6 +15,7 @@ namespace quire::replay {
 namespace {
 
 constexpr std::size_t kMaxMessages = 8;
+constexpr std::size_t kMaxRefused = 100;
 constexpr int kMaxEmptySteps = 1000;
 
 // What is known of a request while it runs. `_s` on the trace clock, `_r` on that of the report.
@@ -24,6 +25,7 @@ struct Progressing {
   std::int64_t start_step = 0;
   std::int64_t first_step = 0;
   std::int64_t num_made = 0;
+  std::int64_t num_passed = 0;  // tokens, for the progress
   double arrival_r = 0;
   double start_r = 0;
   double first_r = 0;
@@ -66,7 +68,9 @@ class ReplayLoop {
   void take_results(const StepResult& result);
   void take_token(RequestId id);
   void end(RequestId id);
-  void refuse(const FinishedRequest& finished) const;
+  void refuse(const FinishedRequest& finished);
+  void leave(RequestId id);
+  void pass_tokens(Progressing& request, std::int64_t num_tokens);
   void look();
   void validate();
   void note_violation(const std::string& message);
@@ -81,6 +85,8 @@ class ReplayLoop {
   IdealCache ideal_;
   std::int64_t num_submitted_ = 0;
   std::int64_t num_ended_ = 0;
+  std::int64_t num_passed_ = 0;  // tokens
+  std::int64_t total_tokens_ = 0;
   int num_empty_steps_ = 0;
 
   double now_s_ = 0;         // trace clock
@@ -101,6 +107,9 @@ class ReplayLoop {
 ReplayReport ReplayLoop::run() {
   const Clock::time_point start = Clock::now();
   report_.num_requests = workload_.size();
+  for (std::int64_t i = 0; i < workload_.size(); ++i) {
+    total_tokens_ += workload_.input_length(i) + workload_.output_length(i);
+  }
   while (num_ended_ < workload_.size()) {
     if (num_submitted_ == num_ended_) {  // nothing runs: go to the next arrival
       now_s_ = std::max(now_s_, workload_.arrival_s(num_submitted_));
@@ -151,7 +160,8 @@ void ReplayLoop::step() {
   if (options_.lifetimes != nullptr) options_.lifetimes->set_time(now_s_);
   const StepResult result = runner_.step([this](const ScheduledBatch& batch) { see(batch); });
   ++report_.num_steps;
-  num_empty_steps_ = result.num_tokens > 0 ? 0 : num_empty_steps_ + 1;
+  const bool is_idle = result.num_tokens == 0 && result.finished.empty();
+  num_empty_steps_ = is_idle ? num_empty_steps_ + 1 : 0;
   if (num_empty_steps_ > kMaxEmptySteps) {
     fail(ErrorCode::kInternal, "nothing was scheduled in ", kMaxEmptySteps, " steps, while ",
          runner_.num_unfinished(), " requests have not ended");
@@ -174,6 +184,7 @@ void ReplayLoop::step() {
     record.num_sequences = work_.num_sequences;
     options_.observer->on_step(record);
   }
+  report_progress();
 }
 
 void ReplayLoop::see(const ScheduledBatch& batch) {
@@ -191,6 +202,7 @@ void ReplayLoop::see(const ScheduledBatch& batch) {
     bucket.decode_tokens += count - num_prefill;
     work_.num_pairs += static_cast<double>(count) *
                        (static_cast<double>(first) + (static_cast<double>(count) + 1) / 2);
+    pass_tokens(request, first + count);
     if (request.is_started) continue;
     request.is_started = true;
     request.start_step = report_.num_steps;
@@ -223,17 +235,41 @@ void ReplayLoop::pass_time() {
 
 void ReplayLoop::take_results(const StepResult& result) {
   for (const FinishedRequest& finished : result.finished) {
-    if (finished.reason != FinishReason::kLength) refuse(finished);
-    if (of(finished.id).record.output_length == 0) end(finished.id);
+    if (finished.reason != FinishReason::kLength) {
+      refuse(finished);
+    } else if (of(finished.id).record.output_length == 0) {
+      end(finished.id);
+    }
   }
   for (const ReadyRequest& ready : result.ready) take_token(ready.id);
 }
 
-void ReplayLoop::refuse(const FinishedRequest& finished) const {
-  const Progressing& request = requests_[static_cast<std::size_t>(index_of(finished.id))];
-  fail(ErrorCode::kInvalidArgument, "request ", finished.id.value, " of the trace (",
-       request.record.input_length, " + ", request.record.output_length,
-       " tokens) was refused: ", finish_reason_name(finished.reason));
+void ReplayLoop::refuse(const FinishedRequest& finished) {
+  const RequestRecord& record = of(finished.id).record;
+  const std::string reason = finish_reason_name(finished.reason);
+  ++report_.num_refused;
+  if (report_.refused.size() < kMaxRefused) {
+    report_.refused.push_back(
+        {.index = record.index,
+         .input_length = record.input_length,
+         .output_length = record.output_length,
+         .reason = finished.detail.empty() ? reason : reason + ": " + finished.detail});
+  }
+  leave(finished.id);
+}
+
+// Whatever is left of it does not come any more.
+void ReplayLoop::leave(RequestId id) {
+  Progressing& request = of(id);
+  pass_tokens(request, request.record.input_length + request.record.output_length);
+  runner_.forget(id);
+  ++num_ended_;
+}
+
+// All before `num_tokens` are there. What is computed again does not count twice.
+void ReplayLoop::pass_tokens(Progressing& request, std::int64_t num_tokens) {
+  num_passed_ += std::max<std::int64_t>(num_tokens - request.num_passed, 0);
+  request.num_passed = std::max(request.num_passed, num_tokens);
 }
 
 void ReplayLoop::take_token(RequestId id) {
@@ -274,9 +310,7 @@ void ReplayLoop::end(RequestId id) {
     report_.token_histogram.add(token_s_.back());
   }
   if (options_.observer != nullptr) options_.observer->on_request(request.record);
-  runner_.forget(id);
-  ++num_ended_;
-  report_progress();
+  leave(id);
 }
 
 void ReplayLoop::look() {
@@ -320,7 +354,8 @@ void ReplayLoop::report_progress() {
   if (!options_.progress) return;
   options_.progress({.num_done = num_ended_,
                      .num_requests = workload_.size(),
-                     .prompt_tokens = report_.prompt_tokens});
+                     .num_tokens = num_passed_,
+                     .total_tokens = total_tokens_});
 }
 
 void ReplayLoop::finish() {
@@ -356,6 +391,11 @@ void ReplayLoop::finish() {
 }
 
 }  // namespace
+
+std::string to_string(const RefusedRequest& request) {
+  return concat("request ", request.index + 1, " of the trace, ", request.input_length, " + ",
+                request.output_length, " tokens: ", request.reason);
+}
 
 ReplayReport replay(const Workload& workload, StepRunner& runner, const ReplayOptions& options) {
   return ReplayLoop(workload, runner, options).run();

@@ -63,10 +63,13 @@ class ReplayObserver {
   virtual void on_request(const RequestRecord& request) = 0;
 };
 
+// Tokens are those of prompts and answers, found or computed, each once: they rise in every step
+// that goes on with a request, and end at their total.
 struct ReplayProgress {
   std::int64_t num_done = 0;  // requests
   std::int64_t num_requests = 0;
-  std::int64_t prompt_tokens = 0;  // submitted so far
+  std::int64_t num_tokens = 0;
+  std::int64_t total_tokens = 0;
 };
 
 struct ReplayOptions {
@@ -76,8 +79,17 @@ struct ReplayOptions {
   std::int64_t sample_interval = 1;     // steps between two looks at queue and occupancy
   BlockLifetimes* lifetimes = nullptr;  // the sink of the block manager, if it has one
   ReplayObserver* observer = nullptr;
-  std::function<void(const ReplayProgress&)> progress{};  // called now and then
+  std::function<void(const ReplayProgress&)> progress{};  // called after every step
 };
+
+// A request that the scheduler would not run, and why.
+struct RefusedRequest {
+  std::int64_t index = 0;
+  std::int64_t input_length = 0;
+  std::int64_t output_length = 0;
+  std::string reason{};
+};
+std::string to_string(const RefusedRequest& request);
 
 struct ReplayReport {
   std::int64_t num_requests = 0;
@@ -93,6 +105,8 @@ struct ReplayReport {
   std::int64_t ideal_hit_blocks = 0;
   std::int64_t violations = 0;  // failed validations and rows that differ
   std::vector<std::string> messages{};
+  std::int64_t num_refused = 0;
+  std::vector<RefusedRequest> refused{};  // the first of them
   Verification verification{};
 
   Summary ttft_s, ttft_steps;    // from arrival to the first token
@@ -109,7 +123,7 @@ struct ReplayReport {
   SchedulerStats scheduler{};
 };
 
-// Throws Error(kInvalidArgument) naming the request if one can never fit.
+// Requests that can never fit are refused, and the others go on.
 ReplayReport replay(const Workload& workload, StepRunner& runner, const ReplayOptions& options);
 
 }  // namespace quire::replay

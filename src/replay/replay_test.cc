@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <set>
 #include <string>
 #include <utility>
@@ -176,20 +177,97 @@ TEST(Replay, TakesPromptsWithoutAnswers) {
 
 TEST(Replay, NamesTheRequestThatDoesNotFit) {
   const Workload workload(
-      {{.input_length = 10, .output_length = 2}, {.input_length = 90, .output_length = 10}}, {});
+      {{.input_length = 10, .output_length = 2}, {.input_length = 90, .output_length = 7}}, {});
+  const auto message = [&](std::int64_t num_blocks) -> std::string {
+    try {
+      require_all_fit(workload, {.block_size = 8, .block_bytes = 1000, .num_blocks = num_blocks});
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "accepted";
+  };
+  // The last token of an answer has no K and V: 96 of them fill 12 blocks.
+  EXPECT_EQ(message(11),
+            "the cache is too small for request 2 of the trace, its largest: 90 + 7 tokens take 12 "
+            "blocks of 8, so it needs 12 blocks, the watermark included, or 13000 bytes, the null "
+            "block included; it has 11 blocks");
+  EXPECT_THAT(message(0), HasSubstr("13000 bytes, the null block included; it has 0 blocks"));
+  EXPECT_EQ(message(12), "accepted");
+  EXPECT_EQ(run(workload, plan_for(workload, 8, 12)).num_refused, 0);
+  EXPECT_EQ(blocks_in(13'000, 1000), 12);
+  EXPECT_EQ(blocks_in(1999, 1000), 0);
+  EXPECT_EQ(blocks_in(1, 1000), 0);
+}
+
+TEST(Replay, RefusesWhatDoesNotFitSaysWhyAndGoesOn) {
+  const Workload workload({{.input_length = 10, .output_length = 2},
+                           {.input_length = 90, .output_length = 10},
+                           {.input_length = 12, .output_length = 1}},
+                          {});
+  SchedulerOptions scheduler;
+  scheduler.preemption.token_bytes = 100;
+  const ReplayReport report = run(workload, plan_for(workload, 8, 12), {}, scheduler);
+  EXPECT_EQ(report.num_refused, 1);
+  ASSERT_EQ(report.refused.size(), 1U);
+  EXPECT_EQ(to_string(report.refused[0]),
+            "request 2 of the trace, 90 + 10 tokens: too large: needs 99 tokens, 9900 bytes of K "
+            "and V; alone in the cache it would find 96 tokens, 9600 bytes");
+  EXPECT_EQ(report.ttft_s.count, 2);
+  EXPECT_EQ(report.violations, 0);
+}
+
+TEST(Replay, GoesOnHoweverManyAreRefused) {
+  const Workload workload(Trace(3000, {.input_length = 90, .output_length = 1}), {});
+  const ReplayReport report = run(workload, plan_for(workload, 8, 2), {.serial = true});
+  EXPECT_EQ(report.num_refused, 3000);
+  EXPECT_EQ(report.refused.size(), 100U);
+  EXPECT_EQ(report.ttft_s.count, 0);
+}
+
+TEST(Replay, SizesThatDoNotFitIn64BitsAreErrors) {
+  const CachePlan plan{
+      .block_size = 8, .block_bytes = std::int64_t{1} << 40, .num_blocks = 1 << 30};
   try {
-    require_all_fit(workload, plan_for(workload, 8, 12));
+    static_cast<void>(plan.size_bytes());
     FAIL() << "accepted";
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(),
-                HasSubstr("request 2 of the trace, its largest: 90 + 10 tokens are 13 blocks"));
-    EXPECT_THAT(error.what(), HasSubstr("a cache of 14000 bytes"));
+    EXPECT_STREQ(error.what(),
+                 "the number of bytes of the cache does not fit in 64 bits: 1073741825 * "
+                 "1099511627776");
   }
-  EXPECT_NO_THROW(require_all_fit(workload, plan_for(workload, 8, 13)));
-  EXPECT_EQ(blocks_in(14'000, 1000), 13);
-  EXPECT_THROW(blocks_in(1999, 1000), Error);
-  // What the check above lets pass by mistake would be named too.
-  EXPECT_THROW(run(workload, plan_for(workload, 8, 12)), Error);
+}
+
+TEST(Replay, ProgressAdvancesWithTheTokensOfOneRequest) {
+  const Workload workload({{.input_length = 1000, .output_length = 50}}, {});
+  std::vector<std::int64_t> tokens;
+  ReplayOptions options;
+  options.progress = [&](const ReplayProgress& state) {
+    EXPECT_EQ(state.total_tokens, 1050);
+    EXPECT_EQ(state.num_done, state.num_tokens == 1050 ? 1 : 0);
+    tokens.push_back(state.num_tokens);
+  };
+  run(workload, plan_for(workload, 8), options, {.max_tokens = 100, .max_sequences = 1});
+  ASSERT_EQ(tokens.size(), 10 + 49U);  // the last token is not computed
+  EXPECT_EQ(tokens[0], 100);
+  EXPECT_EQ(tokens[9], 1000);
+  EXPECT_EQ(tokens.back(), 1050);
+  EXPECT_TRUE(std::ranges::is_sorted(tokens, std::less_equal<>()));
+}
+
+// Preempted requests compute again what they had: that is no progress.
+TEST(Replay, ProgressEndsAtItsTotal) {
+  const Workload workload(small_trace(150), {.time_scale = 30, .num_priorities = 3});
+  ReplayProgress last;
+  ReplayOptions options;
+  options.progress = [&](const ReplayProgress& state) {
+    EXPECT_GE(state.num_tokens, last.num_tokens);
+    last = state;
+  };
+  const ReplayReport report = run(workload, plan_for(workload, 16, 1500), options);
+  EXPECT_GT(report.scheduler.num_preemptions(), 0);
+  EXPECT_EQ(last.num_tokens, report.prompt_tokens + report.output_tokens);
+  EXPECT_EQ(last.num_tokens, last.total_tokens);
+  EXPECT_EQ(last.num_done, 150);
 }
 
 // A sequence that nobody frees.

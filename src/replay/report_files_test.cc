@@ -77,6 +77,17 @@ TEST(HtmlReport, ShowsViolationsAndEmptyCharts) {
   EXPECT_THAT(page, Not(HasSubstr("nan")));
 }
 
+TEST(HtmlReport, NamesRefusedRequests) {
+  ReplayReport report;
+  report.num_refused = 3;
+  report.refused = {{.index = 6, .input_length = 9, .output_length = 1, .reason = "too <large>"}};
+  const std::string page = html_report(report, {.title = "refused"});
+  EXPECT_THAT(page, HasSubstr("<b class=\"bad\">3</b><span>refused requests</span>"));
+  EXPECT_THAT(page, HasSubstr("<li>request 7 of the trace, 9 + 1 tokens: too &lt;large&gt;</li>\n"
+                              "<li>and 2 more</li>"));
+  EXPECT_THAT(html_report({}, {.title = "none"}), Not(HasSubstr("refused")));
+}
+
 TEST(SvgChart, DrawsValuesWhereTheyBelong) {
   Chart chart{.id = "c",
               .title = "t",

@@ -26,7 +26,8 @@ double sample(const QuantileCurve& curve, Random& random) {
 }
 
 std::int64_t sample_tokens(const QuantileCurve& curve, Random& random) {
-  return std::max<std::int64_t>(std::llround(sample(curve, random)), 1);
+  const double tokens = std::min(sample(curve, random), static_cast<double>(kMaxTraceLength));
+  return std::max<std::int64_t>(std::llround(tokens), 1);
 }
 
 // A request whose ids are not numbered yet.

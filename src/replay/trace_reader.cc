@@ -206,8 +206,9 @@ void TraceReader::check(const TraceRequest& request) {
   const std::int64_t num_blocks =
       (request.input_length + options_.block_tokens - 1) / options_.block_tokens;
   require(!has_ids_ || static_cast<std::int64_t>(num_ids) == num_blocks, where,
-          "hash_ids: must have ", num_blocks, ", one for every ", options_.block_tokens,
-          " tokens of input_length ", request.input_length, ", has ", num_ids);
+          "hash_ids: must be ", num_blocks, num_blocks == 1 ? " id" : " ids", ", one for every ",
+          options_.block_tokens, " tokens of input_length ", request.input_length, ", are ",
+          num_ids);
   last_timestamp_ms_ = request.timestamp_ms;
   ++num_requests_;
 }

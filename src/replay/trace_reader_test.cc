@@ -157,9 +157,9 @@ INSTANTIATE_TEST_SUITE_P(
                  "timestamp: must be at least 3000, that of the request before, is 2999"},
         BadInput{
             R"({"timestamp": 3000, "input_length": 5, "output_length": 2, "hash_ids": [1, 2]})",
-            "hash_ids: must have 1, one for every 512 tokens of input_length 5, has 2"},
+            "hash_ids: must be 1 id, one for every 512 tokens of input_length 5, are 2"},
         BadInput{R"({"timestamp": 3000, "input_length": 513, "output_length": 2, "hash_ids": [1]})",
-                 "hash_ids: must have 2, one for every 512 tokens of input_length 513, has 1"},
+                 "hash_ids: must be 2 ids, one for every 512 tokens of input_length 513, are 1"},
         BadInput{R"({"timestamp": 3000, "input_length": 5, "output_length": 2, "hash_ids": []})",
                  "hash_ids: must be a list of at least one id, is empty"},
         BadInput{R"({"timestamp": 3000, "input_length": 5, "output_length": 2, "hash_ids": [-1]})",

@@ -12,7 +12,6 @@ namespace quire::replay {
 namespace {
 
 constexpr int kTokenBits = 24;
-constexpr std::int64_t kMinBlockTokens = 4;
 // What a number stands for, so that no two kinds of token come from one seed.
 enum class Kind : std::uint64_t { kBlock = 1, kUnshared = 2, kOutput = 3, kPriority = 4 };
 
@@ -36,10 +35,12 @@ Workload::Workload(Trace trace, const WorkloadOptions& options)
               (options.scale == 1 || options.block_tokens / options.scale >= kMinBlockTokens),
           "the scale must divide the ", options.block_tokens, " tokens of one hash id and leave ",
           kMinBlockTokens, " or more of them, is ", options.scale);
-  require(options.time_scale > 0 && options.time_scale <= 1e9,
-          "the time scale must be positive and at most 1e9, is ", options.time_scale);
-  require(options.num_priorities >= 1 && options.num_priorities <= 1000,
-          "the number of priorities must be between 1 and 1000, is ", options.num_priorities);
+  require(options.time_scale >= kMinTimeScale && options.time_scale <= kMaxTimeScale,
+          "the time scale must be between ", kMinTimeScale, " and ", kMaxTimeScale, ", is ",
+          options.time_scale);
+  require(options.num_priorities >= 1 && options.num_priorities <= kMaxPriorities,
+          "the number of priorities must be between 1 and ", kMaxPriorities, ", is ",
+          options.num_priorities);
   for (std::int64_t i = 0; i < size(); ++i) {
     max_length_ = std::max(max_length_, input_length(i) + output_length(i));
   }

@@ -14,6 +14,12 @@
 
 namespace quire::replay {
 
+// Fewer tokens could not tell ids apart.
+inline constexpr std::int64_t kMinBlockTokens = 4;
+inline constexpr double kMinTimeScale = 1e-3;
+inline constexpr double kMaxTimeScale = 1e6;
+inline constexpr int kMaxPriorities = 1000;
+
 struct WorkloadOptions {
   std::int64_t scale = 1;                         // lengths are divided by it, rounded up
   std::int64_t block_tokens = kTraceBlockTokens;  // of one hash id, before scaling
@@ -24,7 +30,7 @@ struct WorkloadOptions {
 
 class Workload {
  public:
-  // REQUIRES: scale divides block_tokens and leaves at least 4 of them, so that different ids have
+  // REQUIRES: scale divides block_tokens and leaves kMinBlockTokens, so that different ids have
   // different tokens; throws otherwise.
   Workload(Trace trace, const WorkloadOptions& options);
 

@@ -7,9 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <iomanip>
 #include <limits>
 #include <memory>
 #include <span>
+#include <sstream>
 #include <string>
 #include <utility>
 
@@ -190,7 +192,12 @@ void Scheduler::State::accept(Submission& submission) {
 // The last token that is added is never computed.
 std::string Scheduler::State::why_too_large(const RequestRecord& request) const {
   const auto size = [this](std::int64_t num_tokens) {
-    return concat(num_tokens, " tokens, ", num_tokens * options.preemption.token_bytes, " bytes");
+    const double bytes = static_cast<double>(num_tokens) *  // may be beyond 64 bits
+                         static_cast<double>(options.preemption.token_bytes);
+    std::ostringstream text;
+    text << num_tokens << (num_tokens == 1 ? " token, " : " tokens, ") << std::fixed
+         << std::setprecision(0) << bytes << " bytes";
+    return text.str();
   };
   const std::int64_t limit = std::min(options.max_length, options.max_total_length);
   if (request.final_length() > limit) {

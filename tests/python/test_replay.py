@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -54,6 +55,8 @@ def test_trace_is_written_to_a_file_or_to_standard_output(trace):
     for request in requests:
         assert list(request) == ["timestamp", "input_length", "output_length", "hash_ids"]
     assert succeed("trace", "--seed", 6, *SMALL).stdout != text
+    assert succeed("trace", "--seed", 5, *SMALL, "-o", "-").stdout == text
+    assert not pathlib.Path("-").exists()
 
 
 def test_trace_json_has_the_figures(trace):
@@ -104,10 +107,22 @@ def test_report_fits_100_columns(trace):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ('{"timestamp": 0, "input_length": 5, "outp', "bad:1: input_length: not JSON"),
-        ('{"timestamp": 0, "input_length": -5, "output_length": 1}', "bad:1: input_length: must be"),
-        ("", "bad: the trace holds no request"),
-        ("input_length,output_length\n5,9223372036854775808\n", "bad:2: output_length: is too large"),
+        ('{"timestamp": 0, "input_length": 5, "outp',
+         "bad:1: output_length: not JSON at column 42: expected a key in quotes, ',' or '}', found "
+         "the end of the line after"),
+        ('{"timestamp": 0, "input_length": -5, "output_length": 1}',
+         "bad:1: input_length: must be a whole number between 1 and 16777216, is -5"),
+        ('{"timestamp": 0, "input_length": 5, "output_length": NaN}',
+         "bad:1: output_length: not JSON at column 54: expected a whole number between 0 and "
+         "16777216, found 'NaN}'"),
+        ('{"timestamp": 9, "input_length": 5, "output_length": 1}\n'
+         '{"timestamp": 8, "input_length": 5, "output_length": 1}',
+         "bad:2: timestamp: must be at least 9, that of the request before, is 8"),
+        ("[1, 2]", "bad:1: the line: must be a JSON object, is an array"),
+        ("", "bad:1: the trace must hold at least one request, has none"),
+        ("input_length,output_length\n5,9223372036854775808\n",
+         "bad:2: output_length: must be a whole number between 0 and 16777216, is "
+         "'9223372036854775808'"),
     ],
 )
 def test_a_bad_trace_is_exit_code_2_and_names_the_place(text, message, tmp_path):
@@ -123,35 +138,97 @@ def test_a_bad_trace_is_exit_code_2_and_names_the_place(text, message, tmp_path)
 def test_an_endless_line_is_refused_at_its_limit(tmp_path):
     path = tmp_path / "sparse"
     with open(path, "wb") as file:  # 10 GB without a line end, and without taking space
-        file.write(b"{")
+        file.write(b'{"input_length": 5, "output_length": ')
         file.truncate(10 * 10**9)
     result = quire("replay", path, "--memory-only")
     assert result.returncode == 2
-    assert "sparse:1: the line is longer than 16777216 bytes" in result.stderr
+    assert "sparse:1: output_length: a line must have at most 16777216 bytes" in result.stderr
 
 
 def test_a_cache_too_small_names_request_and_bytes(trace):
-    result = quire("replay", trace, "--memory-only", "--cache-blocks", 4)
-    assert result.returncode == 2
-    assert re.search(r"too small for request \d+ of the trace, its largest: \d+ \+ \d+ tokens are "
-                     r"\d+ blocks .* a cache of \d+ bytes", result.stderr)
-    need = int(re.search(r"a cache of (\d+) bytes", result.stderr)[1])
+    for size in (["--cache-blocks", 4], ["--cache-bytes", 1]):
+        result = quire("replay", trace, "--memory-only", *size)
+        assert result.returncode == 2
+        assert re.search(r"too small for request \d+ of the trace, its largest: \d+ \+ \d+ tokens take "
+                         r"\d+ blocks of 512, so it needs \d+ blocks, .* or \d+ bytes", result.stderr)
+    need = int(re.search(r"or (\d+) bytes", result.stderr)[1])
     enough = quire("replay", trace, "--memory-only", "--cache-bytes", need)
     assert enough.returncode == 0, enough.stderr
     too_small = quire("replay", trace, "--memory-only", "--cache-bytes", need - 1)
     assert too_small.returncode == 2
 
 
+def test_requests_that_are_skipped_are_named_with_their_reason(trace, tmp_path):
+    page = tmp_path / "page.html"
+    arguments = ["replay", trace, "--memory-only", "--cache-blocks", 10, "--skip-too-large"]
+    report = json.loads(succeed(*arguments, "--json", "--html", page).stdout)
+    assert report["num_refused"] == len(report["refused"]) > 8
+    reason = report["refused"][0]["reason"]
+    assert re.fullmatch(r"too large: needs \d+ tokens, \d+ bytes of K and V; alone in the cache it "
+                        r"would find 5120 tokens, \d+ bytes", reason)
+    assert html.escape(reason) in page.read_text()
+    text = succeed(*arguments).stdout
+    assert f"refused       {report['num_refused']} requests" in text
+    assert reason in re.sub(r"\n +", " ", text)
+    assert f"refused: {report['num_refused'] - 8} more requests" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def cache_of(*arguments):
+    report = json.loads(succeed("replay", *arguments, "--json").stdout)
+    return report["cache_blocks"], report["watermark_blocks"]
+
+
+def test_the_default_cache(trace):
+    # One block of more than 256 MiB: room for the largest request, and no more.
+    huge = ["--requests", 3, "--block-size", 65536, "--layers", 16, "--verify", 0]
+    assert cache_of(trace, *huge) == (1, 0)
+    assert cache_of(trace, *huge, "--watermark", 1) == (2, 1)
+    # What nobody has given leaves nothing.
+    assert cache_of(trace, "--requests", 5)[1] == cache_of(trace, "--memory-only")[1] == 0
+    assert cache_of(trace, "--memory-only", "--cache-blocks", 300) == (300, 3)
+    # Bytes include the null block, blocks do not.
+    bytes_of_one = 512 * 2 * 2 * 32 * 8 * 128
+    assert cache_of(trace, "--memory-only", "--cache-bytes", 301 * bytes_of_one) == (300, 3)
+
+
 def test_output_that_is_lost_is_no_success(trace, tmp_path):
     with open("/dev/full", "w") as full:
-        result = subprocess.run([COMMAND, "replay", trace, "--memory-only", "--json"], stdout=full,
-                                stderr=subprocess.PIPE, text=True)
-    assert result.returncode == 1
-    assert "standard output: cannot be written" in result.stderr
+        for arguments in (["replay", trace, "--memory-only", "--json"], ["--help"]):
+            result = subprocess.run([COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE,
+                                    text=True)
+            assert result.returncode == 2
+    result = quire("replay", trace, "--memory-only", "--html", "/dev/full")
+    assert result.returncode == 2 and "/dev/full: cannot be written" in result.stderr
     assert quire("replay", trace, "--memory-only", "--html", trace).returncode == 2
     same = tmp_path / "same"
     result = quire("replay", trace, "--memory-only", "--html", same, "--chrome-trace", same)
     assert result.returncode == 2 and not same.exists()
+
+
+def test_memory_that_runs_out_is_exit_code_2(trace):
+    def limit_memory():
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    for arguments in (["--memory-only", "--cache-blocks", "2000000000"], ["--cache-bytes", "64GiB"]):
+        result = subprocess.run([COMMAND, "replay", trace, *arguments], capture_output=True, text=True,
+                                preexec_fn=limit_memory)
+        assert result.returncode == 2 and result.stdout == ""
+        assert "out of memory" in result.stderr and "--cache-bytes" in result.stderr
+
+
+def test_a_closed_standard_output_is_not_a_file(trace, tmp_path):
+    def run(*arguments):
+        return subprocess.run([COMMAND, *arguments], stderr=subprocess.PIPE, text=True,
+                              preexec_fn=lambda: os.close(1))
+    page = tmp_path / "page.html"
+    result = run("replay", trace, "--memory-only", "--html", page)
+    assert result.returncode == 2 and "standard output: cannot be written" in result.stderr
+    assert page.read_text().startswith("<!DOCTYPE") and page.read_text().endswith("</html>\n")
+    made = tmp_path / "trace.jsonl"
+    assert run("trace", "--seed", "5", *SMALL, "-o", made).returncode == 0
+    assert made.read_text() == trace.read_text()
+    assert run("trace", "--seed", "5", *SMALL).returncode == 2
+    assert sorted(os.listdir(tmp_path)) == ["page.html", "trace.jsonl"]
 
 
 def test_a_link_or_a_pipe_stays_what_it_is(trace, tmp_path):
@@ -168,25 +245,27 @@ def test_a_link_or_a_pipe_stays_what_it_is(trace, tmp_path):
     assert pipe.is_fifo()
 
 
-@pytest.mark.parametrize("flag", ["--step-ms", "--token-us", "--key-ns"])
-def test_nan_is_refused_by_the_name_of_its_flag(trace, flag):
-    result = quire("replay", trace, "--memory-only", flag, "nan")
-    assert result.returncode == 2 and flag in result.stderr
-
-
 @pytest.mark.parametrize(
     "arguments, message",
     [
         (["replay"], "TRACE is required"),
+        (["replay", ""], "TRACE: must be the name of a file, is empty"),
         (["replay", "no/such/trace"], "no/such/trace: No such file"),
-        (["replay", "TRACE", "--scale", "3"], "the scale must divide"),
-        (["replay", "TRACE", "--time-scale", "0"], "the time scale"),
+        (["replay", "TRACE", "--scale", "3"], "--scale 3: must divide the 512 tokens"),
         (["replay", "TRACE", "--cache-blocks", "4", "--cache-bytes", "4MiB"], "excludes"),
         (["replay", "TRACE", "--backend", "abacus"], "no backend is named 'abacus'"),
         (["replay", "TRACE", "--html", "no/such/folder/x"], "no/such/folder/x: cannot be written"),
-        (["replay", "TRACE", "--token-budget", "3"], "max_tokens must be at least"),
-        (["trace", "--requests", "0"], "the number of requests"),
+        (["replay", "TRACE", "--html", "."], ".: cannot be written: Is a directory"),
+        (["replay", "TRACE", "--token-budget", "3"],
+         "--token-budget 3: must be at least --max-sequences 256"),
+        (["replay", "TRACE", "--q-heads", "3"], "--q-heads 3: must be a multiple of --kv-heads 2"),
+        (["replay", "TRACE", "--preemption", "swap"], "--preemption swap: needs room on the host"),
         (["trace", "--first-tokens", "0:5,100:1"], "--first-tokens: quantile 100:1"),
+        (["trace", "--turn-tokens", "1e300"], "--turn-tokens: values must be at most"),
+        (["trace", "--system-tokens", "200000"],
+         "--system-tokens 200000: must be less than --max-input 126195"),
+        (["trace", "--resend-share", "0.9"], "--resend-share 0.9 and --rewind-share 0.22"),
+        (["trace", "--stats", "-o", "-"], "--output -"),
     ],
 )
 def test_bad_usage_is_exit_code_2_and_says_why(arguments, message, trace):
@@ -196,18 +275,147 @@ def test_bad_usage_is_exit_code_2_and_says_why(arguments, message, trace):
     assert result.stdout == ""
 
 
-def test_an_interrupted_replay_leaves_no_file(tmp_path):
+WHOLE, REAL = "must be a whole number between", "must be a number between"
+BAD_VALUES = [
+    ("--requests", "0", WHOLE), ("--requests", "-1", WHOLE), ("--scale", "1.5", WHOLE),
+    ("--seed", "-1", WHOLE), ("--seed", "18446744073709551616", WHOLE), ("--seed", "", WHOLE),
+    ("--time-scale", "1e-300", REAL), ("--time-scale", "0", REAL), ("--time-scale", "inf", REAL),
+    ("--step-ms", "nan", REAL), ("--token-us", "nan", REAL), ("--key-ns", "-1", REAL),
+    ("--priorities", "0", WHOLE), ("--trace-block", "0", WHOLE), ("--block-size", "2097152", WHOLE),
+    ("--cache-blocks", "0", WHOLE), ("--cache-blocks", "9223372036854775808", WHOLE),
+    ("--cache-bytes", "0", "must be a size"), ("--cache-bytes", "-5", "must be a size"),
+    ("--cache-bytes", "8EiB", "must be a size"), ("--cache-bytes", "5 parsecs", "must be a size"),
+    ("--host-blocks", "-1", WHOLE), ("--watermark", "1e3", WHOLE), ("--token-budget", "0", WHOLE),
+    ("--max-sequences", "0x10", WHOLE), ("--max-chunk", "-1", WHOLE), ("--aging", "-1", WHOLE),
+    ("--layers", "0", WHOLE), ("--threads", "many", WHOLE), ("--verify", "-1", WHOLE),
+    ("--validate", "-1", WHOLE), ("--html", "", "must be the name of a file, is empty"),
+    ("--chrome-trace", "", "must be the name of a file"), ("--backend", "", "must be the name of"),
+    ("--policy", "best", "must be one of rank, prefix, is 'best'"),
+    ("--preemption", "no", "must be one of auto, recompute, partial, swap, is 'no'"),
+    ("--dtype", "q4", "must be one of f32, f16, bf16, is 'q4'"),
+]
+
+
+@pytest.mark.parametrize("flag, value, message", BAD_VALUES)
+def test_a_bad_value_names_its_flag_and_what_would_be_right(flag, value, message, trace):
+    result = quire("replay", trace, flag, value)
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr.startswith(f"{flag}: {message}")
+    assert max(map(len, result.stderr.splitlines())) <= 120
+
+
+@pytest.mark.parametrize(
+    "flag, value",
+    [("--requests", "0"), ("--seed", "-1"), ("--duration", "0"), ("--tick", "nan"), ("-o", ""),
+     ("--compare", ""), ("--arrivals", "late"), ("--form", "xml"), ("--mean-turns", "0.5"),
+     ("--max-input", "16777217")])
+def test_a_bad_value_of_a_made_trace(flag, value):
+    result = quire("trace", flag, value)
+    assert result.returncode == 2 and result.stdout == ""
+    assert re.match(rf"--?[a-z-]+: must be .*is ('{value}'|empty)", result.stderr)
+
+
+@pytest.mark.parametrize("mode", [[], ["--memory-only"]])
+def test_absurd_shapes_name_their_flags(mode, trace):
+    for shape in (["--layers", 4096, "--kv-heads", 4096, "--q-heads", 4096, "--head-dim", 4096,
+                   "--block-size", 1048576],
+                  ["--block-size", 1048576, "--cache-blocks", 2147483646, "--layers", 32]):
+        result = quire("replay", trace, *mode, *shape)
+        assert result.returncode == 2 and result.stdout == ""
+        assert re.search(r"--block-size, --layers, --kv-heads, --head-dim: the number of bytes of the "
+                         r"cache does not fit|--layers, --kv-heads, --head-dim, --block-size: the "
+                         r"number of bytes of one block must be at most", result.stderr), result.stderr
+
+
+def test_ten_is_ten(trace):
+    report = json.loads(succeed("replay", trace, "--memory-only", "--requests", "010", "--json").stdout)
+    assert report["requests"] == 10
+
+
+def test_help_has_every_default():
+    for command in ("replay", "trace"):
+        text = succeed(command, "--help").stdout.split("\nOptions:\n")[1]
+        options = re.split(r"\n(?=  -)", text.split("\nExit code")[0].split("\nThe defaults")[0])
+        for option in options:
+            name = re.match(r" *((?:-\w,)?--[\w-]+)(.*)", option)
+            takes_value = re.match(r" (INT|UINT|FLOAT|NUMBER|SIZE|NAME|\w+\|)", name[2])
+            if takes_value and name[1] != "--cache-bytes":  # which stands beside --cache-blocks
+                assert re.search(r" U?INT=| FLOAT=|[Dd]efault", option), option
+
+
+def test_one_of_a_thing_is_not_several(tmp_path):
+    path = tmp_path / "one"
+    path.write_text('{"input_length": 1, "output_length": 1}\n')
+    for mode in (["--scale", 1, "--block-size", 1], ["--memory-only"]):
+        page = tmp_path / "page.html"
+        result = succeed("replay", path, *mode, "--cache-blocks", 1, "--verify", 1, "--html", page)
+        for text in (result.stdout, result.stderr, page.read_text()):
+            assert not re.search(r"\b1 (new |prompt |full )?(request|token|block|step|row|violation|layer)s",
+                                 re.sub("<[^>]*>", " ", text)), text
+    result = succeed("trace", "--requests", 1, "-o", tmp_path / "trace")
+    assert "1 request," in result.stderr
+
+
+def test_numbers_stay_readable_at_every_limit(trace):
+    for extremes in (["--time-scale", 0.001, "--step-ms", 1e6, "--token-us", 1e6, "--key-ns", 1e6],
+                     ["--time-scale", 1e6, "--step-ms", 0, "--token-us", 0, "--key-ns", 1e-12],
+                     ["--block-size", 1048576, "--layers", 128]):
+        for line in succeed("replay", trace, "--memory-only", *extremes).stdout.splitlines():
+            assert len(line) <= 100 and not re.search(r"\d{12}|nan|inf", line), line
+
+
+def running_replay(tmp_path, *arguments, **options):
+    """A replay that takes a while, once its files are under way."""
     trace = tmp_path / "long.jsonl"
     succeed("trace", "--requests", 20000, "--duration", 7200, "-o", trace)
     before = os.listdir(tmp_path)
-    process = subprocess.Popen(
-        [COMMAND, "replay", trace, "--memory-only", "--serial", "--html", tmp_path / "page.html",
-         "--chrome-trace", tmp_path / "chrome.json"])
-    while len(os.listdir(tmp_path)) < len(before) + 2 and process.poll() is None:
+    process = subprocess.Popen([COMMAND, "replay", trace, "--memory-only", "--serial", *arguments],
+                               **options)
+    while len(os.listdir(tmp_path)) < len(before) + 1 and process.poll() is None:
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == -signal.SIGINT
+    return process, before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
+def test_an_interrupted_replay_leaves_no_file(number, tmp_path):
+    process, before = running_replay(tmp_path, "--html", tmp_path / "page.html",
+                                     "--chrome-trace", tmp_path / "chrome.json")
+    process.send_signal(number)
+    assert process.wait(timeout=60) == -number
     assert os.listdir(tmp_path) == before
+
+
+def test_a_reader_that_goes_away_leaves_no_file(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = subprocess.Popen(["head", "-c", "1", pipe], stdout=subprocess.DEVNULL)
+    process, before = running_replay(tmp_path, "--html", tmp_path / "page.html", "--chrome-trace", pipe)
+    assert process.wait(timeout=60) == -signal.SIGPIPE
+    assert reader.wait(timeout=60) == 0
+    assert os.listdir(tmp_path) == before
+
+
+def test_progress_moves_within_one_request(tmp_path):
+    path = tmp_path / "one"
+    path.write_text('{"input_length": 60000, "output_length": 1}\n')
+    leader, follower = os.openpty()
+    process = subprocess.Popen(
+        [COMMAND, "replay", path, "--scale", "1", "--block-size", "64", "--layers", "8", "--verify", "0",
+         "--threads", "1"], stdout=subprocess.DEVNULL, stderr=follower)
+    os.close(follower)
+    shown, lines = b"", set()
+    try:
+        while chunk := os.read(leader, 4096):
+            shown += chunk
+            lines = set(re.findall(rb"\] (\d+) %, \S+ \w+ left  0 of 1 request, \S+ tokens/s", shown))
+            if len(lines) >= 3:
+                break
+    except OSError:  # the other end is closed
+        pass
+    process.terminate()
+    process.wait(timeout=60)
+    os.close(leader)
+    assert len(lines) >= 3, shown
 
 
 def test_chrome_trace_is_json(trace, tmp_path):
