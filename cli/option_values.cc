@@ -41,7 +41,8 @@ std::optional<int> power_of_unit(std::string_view unit) {
   const std::size_t power = std::string_view("kmgtpe").find(unit.front());
   unit.remove_prefix(1);
   if (power == std::string_view::npos) return std::nullopt;
-  if (unit.empty() || unit == "b" || unit == "i" || unit == "ib") return static_cast<int>(power) + 1;
+  if (unit.empty() || unit == "b" || unit == "i" || unit == "ib")
+    return static_cast<int>(power) + 1;
   return std::nullopt;
 }
 
@@ -51,7 +52,8 @@ std::optional<std::int64_t> parse_bytes(const std::string& text) {
   unit.erase(0, std::min(unit.find_first_not_of(' '), unit.size()));
   std::ranges::transform(unit, unit.begin(), [](unsigned char c) { return std::tolower(c); });
   const std::optional<int> power = power_of_unit(unit);
-  std::optional<std::int64_t> bytes = parse<std::int64_t>(std::string_view(text).substr(0, num_digits));
+  std::optional<std::int64_t> bytes =
+      parse<std::int64_t>(std::string_view(text).substr(0, num_digits));
   for (int i = 0; bytes && power && i < *power; ++i) {
     if (*bytes > std::numeric_limits<std::int64_t>::max() / 1024) return std::nullopt;
     *bytes *= 1024;

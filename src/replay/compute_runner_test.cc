@@ -56,7 +56,7 @@ ReplayReport compute(std::unique_ptr<AttentionBackend> backend, const Workload& 
 constexpr ModelShape kSmallModel{.num_q_heads = 4, .num_kv_heads = 2, .head_dim = 16};
 
 TEST(ComputeRunner, EveryRowThatIsLookedAtIsRight) {
-  const Workload workload = small_workload(60);
+  const Workload workload = small_workload(30);
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     ModelShape model = kSmallModel;
     model.dtype = dtype;
@@ -98,7 +98,7 @@ TEST(ComputeRunner, SchedulesAsTheMemoryRunnerDoes) {
 }
 
 TEST(ComputeRunner, FindsWhatABackendDoesWrong) {
-  const Workload workload = small_workload(20);
+  const Workload workload = small_workload(5);
   const ReplayReport right =
       compute(std::make_unique<MutantBackend>(Bug::kNone), workload, kSmallModel, 200);
   EXPECT_EQ(right.violations, 0) << testing::PrintToString(right.messages);

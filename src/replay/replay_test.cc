@@ -96,12 +96,12 @@ TEST(Workload, DrawsClassesAndMovesArrivals) {
 }
 
 TEST(Replay, OneAfterAnotherWithoutEvictionsFindsAllThatCanBeFound) {
-  const Trace trace = small_trace();
+  const Trace trace = small_trace(100);
   const Workload workload(trace, {});
   const ReplayReport report =
       run(workload, plan_for(workload, 512), {.serial = true, .validate_interval = 100});
   const TraceStatistics stats = measure(trace);
-  EXPECT_EQ(report.num_requests, 300);
+  EXPECT_EQ(report.num_requests, 100);
   EXPECT_EQ(report.prompt_tokens, stats.prompt_tokens);
   EXPECT_EQ(report.output_tokens, stats.output_tokens);
   EXPECT_EQ(report.full_blocks, stats.num_full_blocks);
@@ -114,10 +114,10 @@ TEST(Replay, OneAfterAnotherWithoutEvictionsFindsAllThatCanBeFound) {
 }
 
 TEST(Replay, ASmallCacheEvictsAndPreemptsAndStaysSound) {
-  const Workload workload(small_trace(150), {.time_scale = 30, .num_priorities = 3});
+  const Workload workload(small_trace(50), {.time_scale = 60, .num_priorities = 3});
   const SchedulerOptions scheduler{.prefix = {.window = 8, .wait_for_shared = true}};
-  const CachePlan plan = plan_for(workload, 16, 1500);
-  const ReplayReport report = run(workload, plan, {.validate_interval = 50}, scheduler);
+  const CachePlan plan = plan_for(workload, 32, 700);
+  const ReplayReport report = run(workload, plan, {.validate_interval = 100}, scheduler);
   EXPECT_EQ(report.violations, 0) << testing::PrintToString(report.messages);
   EXPECT_GT(report.blocks.num_evictions, 0);
   EXPECT_GT(report.scheduler.num_preemptions(), 0);
@@ -217,9 +217,9 @@ TEST(Replay, RefusesWhatDoesNotFitSaysWhyAndGoesOn) {
 }
 
 TEST(Replay, GoesOnHoweverManyAreRefused) {
-  const Workload workload(Trace(3000, {.input_length = 90, .output_length = 1}), {});
+  const Workload workload(Trace(1100, {.input_length = 90, .output_length = 1}), {});
   const ReplayReport report = run(workload, plan_for(workload, 8, 2), {.serial = true});
-  EXPECT_EQ(report.num_refused, 3000);
+  EXPECT_EQ(report.num_refused, 1100);
   EXPECT_EQ(report.refused.size(), 100U);
   EXPECT_EQ(report.ttft_s.count, 0);
 }
@@ -256,18 +256,18 @@ TEST(Replay, ProgressAdvancesWithTheTokensOfOneRequest) {
 
 // Preempted requests compute again what they had: that is no progress.
 TEST(Replay, ProgressEndsAtItsTotal) {
-  const Workload workload(small_trace(150), {.time_scale = 30, .num_priorities = 3});
+  const Workload workload(small_trace(40), {.time_scale = 60, .num_priorities = 3});
   ReplayProgress last;
   ReplayOptions options;
   options.progress = [&](const ReplayProgress& state) {
     EXPECT_GE(state.num_tokens, last.num_tokens);
     last = state;
   };
-  const ReplayReport report = run(workload, plan_for(workload, 16, 1500), options);
+  const ReplayReport report = run(workload, plan_for(workload, 64, 340), options);
   EXPECT_GT(report.scheduler.num_preemptions(), 0);
   EXPECT_EQ(last.num_tokens, report.prompt_tokens + report.output_tokens);
   EXPECT_EQ(last.num_tokens, last.total_tokens);
-  EXPECT_EQ(last.num_done, 150);
+  EXPECT_EQ(last.num_done, 40);
 }
 
 // A sequence that nobody frees.

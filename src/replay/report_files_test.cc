@@ -117,7 +117,7 @@ TEST(ShortNumber, HasThreeDigits) {
 TEST(ChromeTrace, IsAValidTraceOfStepsCountersAndRequests) {
   std::ostringstream text;
   ChromeTraceWriter writer(text);
-  const ReplayReport report = small_replay(&writer, nullptr);
+  const ReplayReport report = small_replay(&writer, nullptr, 25);
   writer.finish();
   EXPECT_FALSE(writer.is_truncated());
   const Json document = Json::parse(text.str());

@@ -235,10 +235,10 @@ TEST(TraceReader, NeverHoldsMoreThanTheLongestLine) {
     const char* rest;
     const char* message;
   };
-  const std::string limit =
-      ": a line must have at most 16777216 bytes, this one has more and begins with '";
+  EXPECT_EQ(TraceReaderOptions().max_line_bytes, std::size_t{16} << 20);
+  constexpr std::size_t kMaxLineBytes = 1 << 16;
   for (const Endless& file :
-       {Endless{"{", " ", "endless:1: input_length"},
+       {Endless{"{}", " ", "endless:1: the line"}, Endless{"{", " ", "endless:1: input_length"},
         Endless{R"({"input_length": 5, "hash_ids": [)", "1,", "endless:1: hash_ids"},
         Endless{R"({"timestamp": 5, "x": ")", "y", "endless:1: the line"},
         Endless{"input_length,output_length\n", "1", "endless:2: input_length"},
@@ -260,15 +260,18 @@ TEST(TraceReader, NeverHoldsMoreThanTheLongestLine) {
       num_given += used;
       return used;
     };
-    TraceReader reader("endless", endless);
+    TraceReader reader("endless", endless, {.max_line_bytes = kMaxLineBytes});
     TraceRequest request;
     try {
       reader.next(request);
       FAIL() << "accepted";
     } catch (const Error& error) {
-      EXPECT_THAT(error.what(), ::testing::StartsWith(file.message + limit));
+      EXPECT_THAT(error.what(),
+                  ::testing::StartsWith(std::string(file.message) + ": a line must have at most " +
+                                        std::to_string(kMaxLineBytes) +
+                                        " bytes, this one has more and begins with '"));
     }
-    EXPECT_LE(num_given, (std::size_t{16} << 20) + (std::size_t{128} << 10));
+    EXPECT_LE(num_given, kMaxLineBytes + (std::size_t{128} << 10));
   }
 }
 
