@@ -55,11 +55,7 @@ TEST(Onednn, NotFiniteStaysPut) {
 }
 
 onednn::TileShape small_shape() {
-  return {.compute = DType::kF32,
-          .head_dim = 16,
-          .value_dim = 16,
-          .num_rows = 4,
-          .row_keys = 64};
+  return {.compute = DType::kF32, .head_dim = 16, .value_dim = 16, .num_rows = 4, .row_keys = 64};
 }
 
 TEST(Onednn, PrimitivesAreKeptByUseAndBounded) {

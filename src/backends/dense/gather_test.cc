@@ -22,8 +22,8 @@ constexpr std::int64_t kNumBlocks = 5;
 
 std::vector<AttentionSpec> all_specs() {
   std::vector<AttentionSpec> specs;
-  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3, DType::kF8E5M2,
-                            DType::kI8}) {
+  for (const DType dtype :
+       {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3, DType::kF8E5M2, DType::kI8}) {
     for (const ScaleGranularity scales :
          {ScaleGranularity::kNone, ScaleGranularity::kPerTensor, ScaleGranularity::kPerHead,
           ScaleGranularity::kPerTokenHead}) {
@@ -72,8 +72,8 @@ struct Target {
   Target(DType dtype, std::int64_t num_rows, std::int64_t stride)
       : wide(static_cast<std::size_t>(num_rows * stride + 1), kFill),
         narrow(static_cast<std::size_t>(num_rows * stride + 1), 0x1234) {
-    rows = {dtype, dtype == DType::kF32 ? static_cast<void*>(wide.data()) : narrow.data(),
-            num_rows, stride};
+    rows = {dtype, dtype == DType::kF32 ? static_cast<void*>(wide.data()) : narrow.data(), num_rows,
+            stride};
   }
   float at(std::int64_t row, std::int64_t d) const {
     return load_float(rows.dtype, rows.data, row * rows.stride + d);

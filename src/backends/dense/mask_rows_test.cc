@@ -34,8 +34,7 @@ float expected_mask(const MaskRows& rows, std::int64_t head, std::int64_t i, std
   if (!is_visible(rows.mask, rows.alignment, rows.sequence, i, j)) return -kInfinity;
   float sum = 0;
   if (!rows.params.alibi_slopes.empty()) {
-    const std::int64_t distance =
-        query_position(rows.sequence, i) - key_position(rows.sequence, j);
+    const std::int64_t distance = query_position(rows.sequence, i) - key_position(rows.sequence, j);
     sum -= rows.params.alibi_slopes[head] * std::abs(static_cast<float>(distance));
   }
   if (rows.params.bias.present()) {
@@ -90,8 +89,7 @@ void for_each_params(F&& f) {
       AttentionParams params;
       if (alibi) params.alibi_slopes = kSlopes;
       if (biased != 0) {
-        params.bias =
-            TensorView(bias.data(), DType::kF32, {2, kNumHeads, kMaxQueries, kMaxKeys});
+        params.bias = TensorView(bias.data(), DType::kF32, {2, kNumHeads, kMaxQueries, kMaxKeys});
         if (biased == 2) params.bias.strides[1] = 0;
       }
       f(params);

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/torch/sdpa.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/core/InferenceMode.h>
+#include <dlfcn.h>
+#include <torch/version.h>
+
+#include <optional>
+#include <tuple>
+
+#include "base/check.h"
+
+extern "C" {
+int omp_get_max_threads();
+void omp_set_num_threads(int num_threads);
+}
+
+namespace quire::torch_sdpa {
+namespace {
+
+at::ScalarType scalar_type(DType dtype) {
+  switch (dtype) {
+    case DType::kF16:
+      return at::kHalf;
+    case DType::kBF16:
+      return at::kBFloat16;
+    default:
+      return at::kFloat;
+  }
+}
+
+// [1, heads, rows, columns] over memory of the caller, which torch does not write.
+at::Tensor view(const void* data, at::IntArrayRef sizes, std::int64_t head_stride,
+                at::ScalarType type) {
+  return at::from_blob(const_cast<void*>(data), sizes,
+                       {sizes[1] * head_stride, head_stride, sizes[3], 1}, type);
+}
+
+// The inputs where they are computed with.
+struct Inputs {
+  at::Tensor q;
+  at::Tensor k;
+  at::Tensor v;
+  std::optional<at::Tensor> mask;
+};
+
+Inputs view_inputs(const Problem& p) {
+  const at::ScalarType type = scalar_type(p.dtype);
+  Inputs inputs{
+      .q = view(p.q, {1, p.heads, p.rows, p.dims}, p.rows * p.dims, type),
+      .k = view(p.k, {1, p.heads, p.keys, p.dims}, p.kv_head_stride, type),
+      .v = view(p.v, {1, p.heads, p.keys, p.dims}, p.kv_head_stride, type),
+      .mask = std::nullopt};
+  if (p.mask != nullptr) {
+    inputs.mask =
+        view(p.mask, {1, p.mask_heads, p.rows, p.keys}, p.rows * p.keys, at::kFloat);
+  }
+  if (p.where == Where::kCpu) return inputs;
+  inputs.q = inputs.q.to(at::kCUDA);
+  inputs.k = inputs.k.to(at::kCUDA);
+  inputs.v = inputs.v.to(at::kCUDA);
+  // The kernels of CUDA want the mask in the type of the query.
+  if (inputs.mask) inputs.mask = inputs.mask->to(at::kCUDA, type);
+  return inputs;
+}
+
+// The path that widens nothing rounds scores to the type of the query.
+void require_fused(const Problem& p, const Inputs& in) {
+  if (p.dtype == DType::kF32) return;
+  constexpr std::int64_t kMath = 0;
+  const std::int64_t choice =
+      at::_fused_sdp_choice(in.q, in.k, in.v, in.mask, 0.0, false, p.scale, false);
+  if (choice != kMath) return;
+  fail(ErrorCode::kUnsupported, "torch ", version(), " would take its math path for ",
+       dtype_name(p.dtype), ", which rounds scores; are its fused kernels switched off?");
+}
+
+void attend(const Problem& p, float* out, float* lse) {
+  const c10::InferenceMode no_gradients;
+  const Inputs in = view_inputs(p);
+  at::Tensor result;
+  if (lse != nullptr) {
+    at::Tensor result_lse;
+    std::tie(result, result_lse) = at::_scaled_dot_product_flash_attention_for_cpu(
+        in.q, in.k, in.v, 0.0, false, in.mask, p.scale);
+    at::from_blob(lse, {1, p.heads, p.rows}, at::kFloat).copy_(result_lse);
+  } else {
+    require_fused(p, in);
+    result = at::scaled_dot_product_attention(in.q, in.k, in.v, in.mask, 0.0, false, p.scale,
+                                              /*enable_gqa=*/false);
+  }
+  at::from_blob(out, {1, p.heads, p.rows, p.dims}, at::kFloat).copy_(result);
+}
+
+}  // namespace
+
+void run(const Problem& problem, float* out, float* lse) {
+  try {
+    attend(problem, out, lse);
+  } catch (const c10::Error& error) {
+    fail(ErrorCode::kDevice, "torch ", version(), ": ", error.what_without_backtrace());
+  }
+}
+
+void parallel_for(std::int64_t count, void (*f)(void* context, std::int64_t i), void* context) {
+  at::parallel_for(0, count, 1, [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t i = begin; i < end; ++i) f(context, i);
+  });
+}
+
+// Asking torch first lets it set up this thread; later it would undo the setting.
+ThreadLimit::ThreadLimit(int num_threads) noexcept : before_(at::get_num_threads()) {
+  omp_set_num_threads(num_threads);
+}
+
+ThreadLimit::~ThreadLimit() {
+  omp_set_num_threads(before_);
+}
+
+const char* version() noexcept {
+  return TORCH_VERSION;
+}
+
+std::string missing_for_cuda() {
+  // Torch's library is large: not where there is no driver.
+  void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+  if (driver == nullptr) return dlerror();
+  dlclose(driver);
+  // Registers itself with torch when it is loaded, and stays: torch keeps pointers into it.
+  if (dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) == nullptr) return dlerror();
+  try {
+    if (at::hasCUDA()) return {};
+    return "torch finds no CUDA device";
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+}
+
+}  // namespace quire::torch_sdpa

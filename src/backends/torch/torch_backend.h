@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backend `torch`: scaled dot product attention of PyTorch, sequence by sequence, over K and V
+// that are gathered from their blocks (docs/vendor_backends.md). For users who deploy PyTorch, as a
+// peer in benchmarks, and as an oracle that others wrote.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "quire/backend.h"
+#include "quire/registry.h"
+
+namespace quire {
+
+// Levels are where torch computes: "cpu", and "cuda" where it can. Memory is the host's.
+std::vector<std::string> torch_levels();
+std::unique_ptr<AttentionBackend> make_torch_backend(const BackendOptions& options);
+std::string torch_version();
+
+}  // namespace quire

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backend `torch` through its plug-in: all of the contract that scaled dot product attention
+// with a mask can say, and the reasons for the rest.
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "backends/torch/sdpa.h"
+#include "backends/torch/torch_backend.h"
+#include "quire/registry.h"
+#include "vendor/suite_claims.h"
+
+namespace quire::testing {
+namespace {
+
+using conformance::Case;
+
+TEST(TorchBackend, PassesWhatAMaskCanSay) {
+  const std::unique_ptr<AttentionBackend> backend = make_backend("torch");
+  EXPECT_EQ(backend->info().version, torch_version());
+  const conformance::RunSummary summary = expect_claims(
+      *backend, {{.reason = "softcap: scaled_dot_product_attention lets nothing happen between",
+                  .covers = [](const Case& c) { return c.spec.features.softcap; }},
+                 {.reason = "does not promise batch invariance", .covers = [](const Case& c) {
+                    return c.check == conformance::Check::kInvariance;
+                  }}});
+  EXPECT_GE(summary.num_passed, 723);
+  for (const FeatureProbe& probe : feature_probes()) {
+    EXPECT_EQ(backend->supports(probe.spec).ok(), !probe.spec.features.softcap) << probe.name;
+  }
+}
+
+TEST(TorchBackend, NotFiniteStaysPut) {
+  const std::unique_ptr<AttentionBackend> backend = make_backend("torch");
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
+    expect_not_finite_stays_put(*backend, dtype);
+  }
+}
+
+TEST(TorchBackend, ThreadsOfTheCallerComeBack) {
+  const int before = at::get_num_threads();
+  {
+    const torch_sdpa::ThreadLimit limit(before + 3);
+    EXPECT_EQ(at::get_num_threads(), before + 3);
+    {
+      const torch_sdpa::ThreadLimit inner(1);
+      EXPECT_EQ(at::get_num_threads(), 1);
+    }
+    EXPECT_EQ(at::get_num_threads(), before + 3);
+  }
+  EXPECT_EQ(at::get_num_threads(), before);
+}
+
+TEST(TorchBackend, ItsErrorsAreQuires) {
+  const float zero = 0;
+  float out = 0;
+  const torch_sdpa::Problem problem{.heads = 1,
+                                    .rows = 1,
+                                    .keys = 1,
+                                    .dims = -1,
+                                    .q = &zero,
+                                    .k = &zero,
+                                    .v = &zero,
+                                    .kv_head_stride = 1};
+  try {
+    torch_sdpa::run(problem, &out, nullptr);
+    FAIL() << "torch took a negative dim";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kDevice);
+    EXPECT_NE(std::string(error.what()).find(torch_version()), std::string::npos) << error.what();
+  }
+}
+
+TEST(TorchBackend, RefusesThreadsItCannotUse) {
+  const auto code = [](const BackendOptions& options) {
+    try {
+      static_cast<void>(make_backend("torch", options));
+    } catch (const Error& error) {
+      return error.code();
+    }
+    return ErrorCode::kOk;
+  };
+  BackendOptions options;
+  options.cpus = {0};
+  EXPECT_EQ(code(options), ErrorCode::kUnsupported);
+  options = {};
+  options.isa = "tpu";
+  EXPECT_EQ(code(options), ErrorCode::kInvalidArgument);
+  const std::vector<std::string> levels = torch_levels();
+  EXPECT_EQ(levels.front(), "cpu");
+  options.isa = "cuda";
+  EXPECT_EQ(code(options), levels.size() == 2 ? ErrorCode::kOk : ErrorCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace quire::testing
