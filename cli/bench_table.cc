@@ -56,6 +56,12 @@ void print_result(const Result& result, bool is_first_of_case) {
   if (result.ratio_to_baseline > 0) {
     fmt::print("    {:.2f}x the time of {}\n", result.ratio_to_baseline, result.baseline);
   }
+  // Models and primitives are made once; caches that warm up, all have.
+  constexpr double kWarmUp = 3;
+  if (result.first_seconds > kWarmUp * (result.seconds + result.setup_seconds) + 1e-3) {
+    fmt::print("    set-up apart: {} with the first call, {} in every step\n",
+               time_text(result.first_seconds), time_text(result.setup_seconds));
+  }
   if (!result.notes.empty()) fmt::print("    {}\n", result.notes);
 }
 

@@ -2,6 +2,7 @@
 #include "benchmark/loaded_case.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <span>
 
@@ -92,8 +93,11 @@ LoadedCase::LoadedCase(AttentionBackend& backend, const BenchCase& c, const Prob
   }
   params_.scale = outline.scale;
   workspace_ = std::make_unique<WorkspaceBuffer>(memory, backend.workspace(spec, bounds));
+  const auto start = std::chrono::steady_clock::now();
   prepared_ = backend.make_prepared(spec, bounds, workspace_->view());
   prepare();
+  first_prepare_seconds_ =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 void LoadedCase::prepare() {

@@ -32,6 +32,9 @@ class LoadedCase {
   // The part of a step that all layers share: validates and plans. Not for copies.
   void prepare();
 
+  // What make_prepared and the first prepare took: models and primitives are made there.
+  double first_prepare_seconds() const noexcept { return first_prepare_seconds_; }
+
   // Whether every output is a finite number: a guard against measuring nonsense.
   bool output_is_finite() const;
 
@@ -54,6 +57,7 @@ class LoadedCase {
   std::size_t next_new_kv_ = 0;
   std::unique_ptr<WorkspaceBuffer> workspace_;
   std::unique_ptr<PreparedBatch> prepared_;
+  double first_prepare_seconds_ = 0;
   std::vector<BlockCopy> copies_;
 };
 

@@ -58,6 +58,7 @@ Json result_json(const Result& result) {
                    {"kv_dtype", result.kv_dtype},
                    {"seconds", result.seconds},
                    {"setup_seconds", result.setup_seconds},
+                   {"first_seconds", result.first_seconds},
                    {"bytes_per_second", result.bytes_per_second},
                    {"flops_per_second", result.flops_per_second},
                    {"share_of_ceiling", result.share_of_ceiling},

@@ -29,6 +29,7 @@ struct Result {
   double seconds = 0;  // best
   double median_seconds = 0;
   double setup_seconds = 0;  // of prepare, shared by all layers of a step; part of a `step` case
+  double first_seconds = 0;  // of the first prepare and call, with all that is made only once
   double bytes = 0;          // of one call, see Work
   double flops = 0;
   double bytes_per_second = 0;  // at the best time

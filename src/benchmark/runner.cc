@@ -259,6 +259,7 @@ class Runner {
     // The first call touches pages and wakes threads; only a short one is worth a second.
     constexpr double kLongSeconds = 0.1;
     double call_seconds = seconds_of([&] { entry.loaded->call(); });
+    result.first_seconds = entry.loaded->first_prepare_seconds() + call_seconds;
     if (call_seconds < kLongSeconds) call_seconds = seconds_of([&] { entry.loaded->call(); });
     if (c.operation != Operation::kAppend && !entry.loaded->output_is_finite()) {
       result.reason = "the output is not finite";

@@ -105,11 +105,12 @@ TEST(Report, JsonHasTheKeysThatScriptsReadAndReadsBack) {
   EXPECT_TRUE(document["ceilings"]["flops_per_second"].is_object());
   EXPECT_EQ(document["ceilings"]["by_threads"].size(), 2U);
   ASSERT_EQ(document["results"].size(), 2U);
-  for (const char* key :
-       {"suite", "case", "backend", "isa", "threads", "block_size", "kv_dtype", "seconds",
-        "setup_seconds", "bytes_per_second", "flops_per_second", "share_of_ceiling"}) {
+  for (const char* key : {"suite", "case", "backend", "isa", "threads", "block_size", "kv_dtype",
+                          "seconds", "setup_seconds", "first_seconds", "bytes_per_second",
+                          "flops_per_second", "share_of_ceiling"}) {
     EXPECT_TRUE(document["results"][0].contains(key)) << key;
   }
+  EXPECT_GT(report.results[0].first_seconds, report.results[0].setup_seconds);
   const std::vector<Result> back = results_from_json(document);
   ASSERT_EQ(back.size(), 2U);
   EXPECT_EQ(back[1].threads, report.results[1].threads);

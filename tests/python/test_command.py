@@ -125,8 +125,9 @@ def test_bench_json():
     assert all(rate > 0 for rate in document["ceilings"]["flops_per_second"].values())
     (result,) = document["results"]
     assert result.keys() >= {"suite", "case", "backend", "isa", "threads", "block_size", "kv_dtype",
-                             "seconds", "setup_seconds", "bytes_per_second", "flops_per_second",
-                             "share_of_ceiling"}
+                             "seconds", "setup_seconds", "first_seconds", "bytes_per_second",
+                             "flops_per_second", "share_of_ceiling"}
+    assert result["first_seconds"] > result["setup_seconds"]
     assert (result["backend"], result["isa"], result["threads"]) == ("cpu", "scalar", 1)
     assert result["seconds"] > 0 and result["share_of_ceiling"] > 0
 

@@ -48,14 +48,12 @@ struct Inputs {
 
 Inputs view_inputs(const Problem& p) {
   const at::ScalarType type = scalar_type(p.dtype);
-  Inputs inputs{
-      .q = view(p.q, {1, p.heads, p.rows, p.dims}, p.rows * p.dims, type),
-      .k = view(p.k, {1, p.heads, p.keys, p.dims}, p.kv_head_stride, type),
-      .v = view(p.v, {1, p.heads, p.keys, p.dims}, p.kv_head_stride, type),
-      .mask = std::nullopt};
+  Inputs inputs{.q = view(p.q, {1, p.heads, p.rows, p.dims}, p.rows * p.dims, type),
+                .k = view(p.k, {1, p.heads, p.keys, p.dims}, p.kv_head_stride, type),
+                .v = view(p.v, {1, p.heads, p.keys, p.dims}, p.kv_head_stride, type),
+                .mask = std::nullopt};
   if (p.mask != nullptr) {
-    inputs.mask =
-        view(p.mask, {1, p.mask_heads, p.rows, p.keys}, p.rows * p.keys, at::kFloat);
+    inputs.mask = view(p.mask, {1, p.mask_heads, p.rows, p.keys}, p.rows * p.keys, at::kFloat);
   }
   if (p.where == Where::kCpu) return inputs;
   inputs.q = inputs.q.to(at::kCUDA);

@@ -36,8 +36,7 @@ std::int64_t part_queries(const AttentionSpec& spec, std::int64_t num_keys) noex
   const std::int64_t group = spec.head_group();
   const std::int64_t query_elements =
       max_mask_heads(spec) * group * std::max<std::int64_t>(num_keys, 1);
-  return std::max<std::int64_t>(
-      1, std::min(kMaxRows / group, kMaxMaskElements / query_elements));
+  return std::max<std::int64_t>(1, std::min(kMaxRows / group, kMaxMaskElements / query_elements));
 }
 
 // Hands out parts of one allocation, or only counts.
@@ -135,9 +134,8 @@ void gather(const Sequence& q) {
                                 .data = static_cast<char*>(all) + head * head_bytes,
                                 .num_rows = q.keys.size(),
                                 .stride = q.dims};
-    q.scratch.num_found[list] =
-        dense::gather_rows(q.source, tensor, head, q.keys, rows,
-                           q.scratch.not_finite + list * q.keys.size());
+    q.scratch.num_found[list] = dense::gather_rows(q.source, tensor, head, q.keys, rows,
+                                                   q.scratch.not_finite + list * q.keys.size());
   });
 }
 
@@ -228,12 +226,12 @@ void add_scores_not_finite(const Part& part) {
     for (std::int64_t row = 0; row < part.num_rows; ++row) {
       float& mask = part.mask_row(0, row)[j - part.keys.begin];
       if (mask == -kInfinity) continue;
-      const std::int64_t offset = sequence.token(part.query(row)) * q.strides[0] +
-                                  part.q_head(0, row) * q.strides[1];
+      const std::int64_t offset =
+          sequence.token(part.query(row)) * q.strides[0] + part.q_head(0, row) * q.strides[1];
       load_floats(q.dtype, q.data, offset, dims, sequence.scratch.q_row);
-      mask += sequence.call.params.scale *
-              std::inner_product(sequence.scratch.q_row, sequence.scratch.q_row + dims,
-                                 sequence.scratch.kv_row, 0.0F);
+      mask += sequence.call.params.scale * std::inner_product(sequence.scratch.q_row,
+                                                              sequence.scratch.q_row + dims,
+                                                              sequence.scratch.kv_row, 0.0F);
     }
   }
 }
@@ -330,16 +328,15 @@ void store_rows(const Part& part, bool has_lse) {
     store_floats(output.out.dtype, output.out.data,
                  token * output.out.strides[0] + q_head * output.out.strides[1], dims, out);
     if (output.lse.present()) {
-      static_cast<float*>(output.lse.data)[token * output.lse.strides[0] +
-                                           q_head * output.lse.strides[1]] = lse;
+      static_cast<float*>(
+          output.lse.data)[token * output.lse.strides[0] + q_head * output.lse.strides[1]] = lse;
     }
   });
 }
 
 void attend_part(const Part& part) {
   const Sequence& sequence = part.sequence;
-  const bool needs_lse =
-      sequence.call.output.lse.present() || !sequence.call.params.sinks.empty();
+  const bool needs_lse = sequence.call.output.lse.present() || !sequence.call.params.sinks.empty();
   if (!part.keys.empty()) {
     load_queries(part);
     if (part.masked) fill_masks(part);
