@@ -43,13 +43,8 @@ TEST(TorchBackend, NotFiniteStaysPut) {
 TEST(TorchBackend, ThreadsOfTheCallerComeBack) {
   const int before = at::get_num_threads();
   {
-    const torch_sdpa::ThreadLimit limit(before + 3);
-    EXPECT_EQ(at::get_num_threads(), before + 3);
-    {
-      const torch_sdpa::ThreadLimit inner(1);
-      EXPECT_EQ(at::get_num_threads(), 1);
-    }
-    EXPECT_EQ(at::get_num_threads(), before + 3);
+    const torch_sdpa::SerialRegion serial;
+    EXPECT_EQ(at::get_num_threads(), 1);
   }
   EXPECT_EQ(at::get_num_threads(), before);
 }
@@ -57,14 +52,8 @@ TEST(TorchBackend, ThreadsOfTheCallerComeBack) {
 TEST(TorchBackend, ItsErrorsAreQuires) {
   const float zero = 0;
   float out = 0;
-  const torch_sdpa::Problem problem{.heads = 1,
-                                    .rows = 1,
-                                    .keys = 1,
-                                    .dims = -1,
-                                    .q = &zero,
-                                    .k = &zero,
-                                    .v = &zero,
-                                    .kv_head_stride = 1};
+  const torch_sdpa::Problem problem{
+      .rows = 1, .keys = 1, .dims = -1, .q = &zero, .k = &zero, .v = &zero};
   try {
     torch_sdpa::run(problem, &out, nullptr);
     FAIL() << "torch took a negative dim";
@@ -74,8 +63,10 @@ TEST(TorchBackend, ItsErrorsAreQuires) {
   }
 }
 
-TEST(TorchBackend, RefusesThreadsItCannotUse) {
-  const auto code = [](const BackendOptions& options) {
+TEST(TorchBackend, ComputesWhereItCan) {
+  const auto code = [](const char* level) {
+    BackendOptions options;
+    options.isa = level;
     try {
       static_cast<void>(make_backend("torch", options));
     } catch (const Error& error) {
@@ -83,16 +74,11 @@ TEST(TorchBackend, RefusesThreadsItCannotUse) {
     }
     return ErrorCode::kOk;
   };
-  BackendOptions options;
-  options.cpus = {0};
-  EXPECT_EQ(code(options), ErrorCode::kUnsupported);
-  options = {};
-  options.isa = "tpu";
-  EXPECT_EQ(code(options), ErrorCode::kInvalidArgument);
   const std::vector<std::string> levels = torch_levels();
   EXPECT_EQ(levels.front(), "cpu");
-  options.isa = "cuda";
-  EXPECT_EQ(code(options), levels.size() == 2 ? ErrorCode::kOk : ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code("cpu"), ErrorCode::kOk);
+  EXPECT_EQ(code("cuda"), levels.size() == 2 ? ErrorCode::kOk : ErrorCode::kInvalidArgument);
+  EXPECT_EQ(code("tpu"), ErrorCode::kInvalidArgument);
 }
 
 }  // namespace

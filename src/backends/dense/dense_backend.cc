@@ -29,6 +29,12 @@ std::unique_ptr<ThreadPool> make_pool(const BackendOptions& options) {
 
 }  // namespace
 
+void FirstError::rethrow(const BackendInfo& info, const AttentionSpec& spec) const {
+  if (!failed()) return;
+  fail(ErrorCode::kDevice, info.name, " ", info.version, " failed at ", to_string(spec), ": ",
+       message_);
+}
+
 DenseBackend::DenseBackend(const BackendOptions& options) : pool_(make_pool(options)) {}
 
 void DenseBackend::do_append(const PreparedBatch& prepared, const NewKv& new_kv,

@@ -4,14 +4,38 @@
 // they can copy whole.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
+#include <exception>
 #include <memory>
+#include <mutex>
 #include <span>
+#include <string>
+#include <utility>
 
 #include "backends/host_backend.h"
 #include "base/thread_pool.h"
 #include "quire/registry.h"
 
 namespace quire::dense {
+
+// What the first of several threads to fail said.
+class FirstError {
+ public:
+  void set(std::string message) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (!failed_.exchange(true, std::memory_order_relaxed)) message_ = std::move(message);
+  }
+  bool failed() const noexcept { return failed_.load(std::memory_order_relaxed); }
+  // Throws Error(kDevice) that names the library and the configuration, if there was one.
+  // REQUIRES: no thread is left that may fail.
+  void rethrow(const BackendInfo& info, const AttentionSpec& spec) const;
+
+ private:
+  std::mutex mutex_;
+  std::atomic<bool> failed_{false};
+  std::string message_;
+};
 
 class DenseBackend : public HostBackend {
  protected:
@@ -23,7 +47,21 @@ class DenseBackend : public HostBackend {
   void do_merge(std::span<const Partial> partials, ArrayView<float> sinks,
                 const AttentionOutput& output, Stream stream) override;
 
-  ThreadPool& pool() noexcept { return *pool_; }
+  // Calls f(item, thread) for every item of [0, num_items) on the threads of the backend. What f
+  // throws ends the call, as Error(kDevice).
+  template <class F>
+  void run_items(const AttentionSpec& spec, std::int64_t num_items, F&& f) {
+    FirstError error;
+    pool_->run(num_items, [&](std::int64_t item, int thread) noexcept {
+      if (error.failed()) return;
+      try {
+        f(item, thread);
+      } catch (const std::exception& caught) {
+        error.set(caught.what());
+      }
+    });
+    error.rethrow(info(), spec);
+  }
   int num_threads() const noexcept { return pool_->num_threads(); }
 
  private:

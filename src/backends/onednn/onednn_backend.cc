@@ -2,18 +2,16 @@
 #include "backends/onednn/onednn_backend.h"
 
 #include <algorithm>
-#include <atomic>
-#include <mutex>
-#include <span>
+#include <cstddef>
+#include <utility>
 #include <vector>
 
+#include "backends/dense/batch_parts.h"
 #include "backends/dense/dense_backend.h"
 #include "backends/onednn/primitives.h"
 #include "backends/onednn/serial_region.h"
 #include "backends/onednn/tile.h"
 #include "base/check.h"
-#include "base/host_memory.h"
-#include "quire/version.h"
 
 namespace quire {
 namespace onednn {
@@ -39,10 +37,8 @@ class OnednnPrepared final : public PreparedBatch {
  public:
   OnednnPrepared(const AttentionSpec& spec, const BatchBounds& bounds, const Workspace& workspace,
                  DType compute_, int num_threads, const dnnl::engine& engine)
-      : PreparedBatch(spec, bounds, workspace),
-        compute(compute_),
-        first_tile(static_cast<std::int64_t*>(workspace.host)) {
-    char* memory = static_cast<char*>(workspace.host) + begins_bytes(bounds);
+      : PreparedBatch(spec, bounds, workspace), compute(compute_), tiles(workspace.host, bounds) {
+    char* memory = static_cast<char*>(workspace.host) + tiles_bytes(bounds);
     const std::int64_t thread_bytes = tile_scratch_bytes(spec, compute, bounds) + kScratchpadBytes;
     for (int i = 0; i < num_threads; ++i, memory += thread_bytes) {
       scratch.push_back(tile_scratch_at(memory, spec, compute, bounds));
@@ -51,58 +47,40 @@ class OnednnPrepared final : public PreparedBatch {
     }
   }
 
-  static std::int64_t begins_bytes(const BatchBounds& bounds) noexcept {
-    return ((bounds.max_sequences + 1) * std::int64_t{sizeof(std::int64_t)} + 63) / 64 * 64;
-  }
   static std::int64_t workspace_bytes(const AttentionSpec& spec, const BatchBounds& bounds,
                                       DType compute, int num_threads) noexcept {
-    return begins_bytes(bounds) +
+    return tiles_bytes(bounds) +
            num_threads * (tile_scratch_bytes(spec, compute, bounds) + kScratchpadBytes);
   }
 
-  std::int64_t num_sequences() const noexcept { return batch().num_sequences(); }
-  TileQueries queries(std::int64_t s, std::int64_t tile) const noexcept {
-    const SequenceView sequence = sequence_view(batch(), s);
-    const std::int64_t size = tile_queries(spec(), sequence.kv_len);
-    return {s, tile * size, std::min((tile + 1) * size, sequence.q_len)};
-  }
-  TileQueries queries_at(std::int64_t tile) const noexcept {
-    const std::int64_t* first = first_tile;
-    const std::int64_t s = std::upper_bound(first, first + num_sequences() + 1, tile) - first - 1;
-    return queries(s, tile - first_tile[s]);
-  }
-  TilePlan plan(const TileQueries& q) const noexcept {
-    return plan_tile(spec(), compute, sequence_view(batch(), q.sequence), q);
+  TilePlan plan(const dense::QueryPart& queries) const noexcept {
+    return plan_tile(spec(), compute, sequence_view(batch(), queries.sequence), queries);
   }
   const TilePrimitives* find(const TileShape& shape) const noexcept {
-    const auto found = std::lower_bound(
-        primitives.begin(), primitives.end(), shape,
-        [](const auto& entry, const TileShape& wanted) { return entry->shape() < wanted; });
+    const auto found = place_of(shape);
     return found != primitives.end() && (*found)->shape() == shape ? found->get() : nullptr;
+  }
+  void insert(std::shared_ptr<const TilePrimitives> made) {
+    primitives.insert(place_of(made->shape()), std::move(made));
   }
 
   DType compute;
-  std::int64_t* first_tile;                                       // [num_sequences + 1]
+  dense::BatchParts tiles;
   std::vector<std::shared_ptr<const TilePrimitives>> primitives;  // by shape, of this batch
   std::vector<TileScratch> scratch;                               // [num_threads]
   std::vector<dnnl::stream> streams;                              // [num_threads]
   std::vector<std::vector<std::byte>> large_scratchpads;  // [num_threads] if they are needed
-};
-
-// Keeps the first error of the threads.
-class FirstError {
- public:
-  void set(std::string message) noexcept {
-    const std::lock_guard lock(mutex_);
-    if (!failed_.exchange(true)) message_ = std::move(message);
-  }
-  bool failed() const noexcept { return failed_.load(std::memory_order_relaxed); }
-  const std::string& message() const noexcept { return message_; }
 
  private:
-  std::mutex mutex_;
-  std::atomic<bool> failed_{false};
-  std::string message_;
+  static std::int64_t tiles_bytes(const BatchBounds& bounds) noexcept {
+    return (dense::BatchParts::size_bytes(bounds) + 63) / 64 * 64;
+  }
+  std::vector<std::shared_ptr<const TilePrimitives>>::const_iterator place_of(
+      const TileShape& shape) const noexcept {
+    return std::lower_bound(
+        primitives.begin(), primitives.end(), shape,
+        [](const auto& entry, const TileShape& wanted) { return entry->shape() < wanted; });
+  }
 };
 
 class OnednnBackend final : public dense::DenseBackend {
@@ -139,24 +117,19 @@ class OnednnBackend final : public dense::DenseBackend {
   // Cuts the batch into tiles and makes the primitives that are missing.
   void do_prepare(PreparedBatch& prepared, Stream) override {
     auto& mine = static_cast<OnednnPrepared&>(prepared);
-    std::vector<std::shared_ptr<const TilePrimitives>> before;
-    before.swap(mine.primitives);  // the cache may have dropped some of them
+    // Those of the last batch stay alive until this one has its own, in the cache or not.
+    const auto before = std::exchange(mine.primitives, {});
+    mine.tiles.cut(mine.batch(), [&](const SequenceView& sequence) {
+      return tile_queries(mine.spec(), sequence.kv_len);
+    });
     std::int64_t scratchpad_bytes = 0;
-    std::int64_t num_tiles = 0;
-    for (std::int64_t s = 0; s < mine.num_sequences(); ++s) {
-      mine.first_tile[s] = num_tiles;
-      const SequenceView sequence = sequence_view(mine.batch(), s);
-      const std::int64_t size = tile_queries(mine.spec(), sequence.kv_len);
-      const std::int64_t count = (sequence.q_len + size - 1) / size;
-      for (std::int64_t tile = 0; tile < count; ++tile) {
-        const TilePlan plan = mine.plan(mine.queries(s, tile));
-        if (plan.keys.empty() || mine.find(plan.shape) != nullptr) continue;
-        insert(mine, cache_.find(plan.shape));
-        scratchpad_bytes = std::max(scratchpad_bytes, mine.find(plan.shape)->scratchpad_bytes());
-      }
-      num_tiles += count;
+    for (std::int64_t i = 0; i < mine.tiles.size(); ++i) {
+      const TilePlan plan = mine.plan(mine.tiles.at(mine.batch(), i));
+      if (plan.keys.empty() || mine.find(plan.shape) != nullptr) continue;
+      std::shared_ptr<const TilePrimitives> made = cache_.find(plan.shape);
+      scratchpad_bytes = std::max(scratchpad_bytes, made->scratchpad_bytes());
+      mine.insert(std::move(made));
     }
-    mine.first_tile[mine.num_sequences()] = num_tiles;
     if (scratchpad_bytes > kScratchpadBytes) enlarge_scratchpads(mine, scratchpad_bytes);
   }
 
@@ -169,27 +142,18 @@ class OnednnBackend final : public dense::DenseBackend {
                         .q = q,
                         .cache = source.cache,
                         .output = output};
-    const std::int64_t num_tiles = mine.first_tile[mine.num_sequences()];
     const std::int64_t num_heads = call.spec.num_kv_heads;
-    FirstError error;
-    // The last tiles of a sequence see most: they go first.
-    pool().run(num_tiles * num_heads, [&](std::int64_t item, int thread) noexcept {
-      if (error.failed()) return;
-      try {
-        const SerialRegion serial;
-        const TileQueries queries = mine.queries_at(num_tiles - 1 - item / num_heads);
-        const TilePlan plan = mine.plan(queries);
-        const auto slot = static_cast<std::size_t>(thread);
-        attend_tile(call, queries, item % num_heads, plan, mine.find(plan.shape),
-                    mine.streams[slot], mine.scratch[slot]);
-      } catch (const std::exception& caught) {
-        error.set(caught.what());
-      }
+    const std::int64_t num_items = mine.tiles.size() * num_heads;
+    run_items(call.spec, num_items, [&](std::int64_t item, int thread) {
+      const SerialRegion serial;
+      // The last tiles of a sequence see most: they go first.
+      const std::int64_t index = num_items - 1 - item;
+      const dense::QueryPart queries = mine.tiles.at(call.batch, index / num_heads);
+      const TilePlan plan = mine.plan(queries);
+      const auto slot = static_cast<std::size_t>(thread);
+      attend_tile(call, queries, index % num_heads, plan, mine.find(plan.shape), mine.streams[slot],
+                  mine.scratch[slot]);
     });
-    if (error.failed()) {
-      fail(ErrorCode::kDevice, "onednn ", onednn_version(), " failed at ", to_string(call.spec),
-           ": ", error.message());
-    }
   }
 
  private:
@@ -200,14 +164,6 @@ class OnednnBackend final : public dense::DenseBackend {
                         : spec.q_dtype == DType::kBF16 ? native_bf16_
                                                        : false;
     return native && spec.kv.dtype == spec.q_dtype ? spec.q_dtype : DType::kF32;
-  }
-
-  static void insert(OnednnPrepared& prepared, std::shared_ptr<const TilePrimitives> made) {
-    auto& all = prepared.primitives;
-    const auto place = std::lower_bound(
-        all.begin(), all.end(), made->shape(),
-        [](const auto& entry, const TileShape& shape) { return entry->shape() < shape; });
-    all.insert(place, std::move(made));
   }
 
   static void enlarge_scratchpads(OnednnPrepared& prepared, std::int64_t size_bytes) {

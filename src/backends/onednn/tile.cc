@@ -84,7 +84,7 @@ TileScratch take_scratch(Parts& parts, const AttentionSpec& spec, DType compute,
 // One tile in progress.
 struct Tile {
   const TileCall& call;
-  const TileQueries& queries;
+  const dense::QueryPart& queries;
   std::int64_t kv_head;
   KeyRange keys;
   const TilePrimitives& primitives;
@@ -253,7 +253,7 @@ void store_rows(const Tile& tile) {
 }
 
 // No key: out 0, lse -inf.
-void store_empty(const TileCall& call, const TileQueries& queries, std::int64_t kv_head) {
+void store_empty(const TileCall& call, const dense::QueryPart& queries, std::int64_t kv_head) {
   const std::int64_t group = call.spec.head_group();
   const MutableTensorView& out = call.output.out;
   const std::int64_t size = dtype_bytes(out.dtype);
@@ -279,7 +279,7 @@ std::int64_t tile_queries(const AttentionSpec& spec, std::int64_t kv_len) noexce
 }
 
 TilePlan plan_tile(const AttentionSpec& spec, DType compute, const SequenceView& sequence,
-                   const TileQueries& queries) noexcept {
+                   const dense::QueryPart& queries) noexcept {
   TilePlan plan;
   plan.keys = keys_seen(spec.mask, spec.alignment, sequence, queries.begin, queries.end);
   plan.keys.end = std::min(plan.keys.end, sequence.kv_len);
@@ -309,7 +309,7 @@ TileScratch tile_scratch_at(void* memory, const AttentionSpec& spec, DType compu
   return take_scratch(parts, spec, compute, bounds);
 }
 
-void attend_tile(const TileCall& call, const TileQueries& queries, std::int64_t kv_head,
+void attend_tile(const TileCall& call, const dense::QueryPart& queries, std::int64_t kv_head,
                  const TilePlan& plan, const TilePrimitives* primitives, const dnnl::stream& stream,
                  const TileScratch& scratch) {
   if (plan.keys.empty()) {

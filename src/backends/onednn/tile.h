@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "attention/mask.h"
+#include "backends/dense/batch_parts.h"
 #include "backends/onednn/primitives.h"
 #include "quire/backend.h"
 
@@ -18,19 +19,13 @@ namespace quire::onednn {
 // How many queries a tile holds at most: a power of two. Scores of a tile are f32, rows x keys.
 std::int64_t tile_queries(const AttentionSpec& spec, std::int64_t kv_len) noexcept;
 
-struct TileQueries {
-  std::int64_t sequence = 0;
-  std::int64_t begin = 0;  // queries [begin, end)
-  std::int64_t end = 0;
-};
-
 // The keys that a tile reads, and the primitives that it needs: none if it sees no key.
 struct TilePlan {
   KeyRange keys;
   TileShape shape;
 };
 TilePlan plan_tile(const AttentionSpec& spec, DType compute, const SequenceView& sequence,
-                   const TileQueries& queries) noexcept;
+                   const dense::QueryPart& queries) noexcept;
 
 // The memory of one thread.
 struct TileScratch {
@@ -60,7 +55,7 @@ struct TileCall {
 
 // Writes out and lse of the tile. Throws dnnl::error. REQUIRES: a SerialRegion; `primitives` has
 // the shape of the plan and may be null only if that sees no key.
-void attend_tile(const TileCall& call, const TileQueries& queries, std::int64_t kv_head,
+void attend_tile(const TileCall& call, const dense::QueryPart& queries, std::int64_t kv_head,
                  const TilePlan& plan, const TilePrimitives* primitives, const dnnl::stream& stream,
                  const TileScratch& scratch);
 

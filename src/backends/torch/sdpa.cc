@@ -12,10 +12,7 @@
 
 #include "base/check.h"
 
-extern "C" {
-int omp_get_max_threads();
-void omp_set_num_threads(int num_threads);
-}
+extern "C" void omp_set_num_threads(int num_threads);
 
 namespace quire::torch_sdpa {
 namespace {
@@ -31,11 +28,9 @@ at::ScalarType scalar_type(DType dtype) {
   }
 }
 
-// [1, heads, rows, columns] over memory of the caller, which torch does not write.
-at::Tensor view(const void* data, at::IntArrayRef sizes, std::int64_t head_stride,
-                at::ScalarType type) {
-  return at::from_blob(const_cast<void*>(data), sizes,
-                       {sizes[1] * head_stride, head_stride, sizes[3], 1}, type);
+// [1, 1, rows, columns] over memory of the caller, which torch does not write.
+at::Tensor view(const void* data, std::int64_t rows, std::int64_t columns, at::ScalarType type) {
+  return at::from_blob(const_cast<void*>(data), {1, 1, rows, columns}, type);
 }
 
 // The inputs where they are computed with.
@@ -48,13 +43,11 @@ struct Inputs {
 
 Inputs view_inputs(const Problem& p) {
   const at::ScalarType type = scalar_type(p.dtype);
-  Inputs inputs{.q = view(p.q, {1, p.heads, p.rows, p.dims}, p.rows * p.dims, type),
-                .k = view(p.k, {1, p.heads, p.keys, p.dims}, p.kv_head_stride, type),
-                .v = view(p.v, {1, p.heads, p.keys, p.dims}, p.kv_head_stride, type),
+  Inputs inputs{.q = view(p.q, p.rows, p.dims, type),
+                .k = view(p.k, p.keys, p.dims, type),
+                .v = view(p.v, p.keys, p.dims, type),
                 .mask = std::nullopt};
-  if (p.mask != nullptr) {
-    inputs.mask = view(p.mask, {1, p.mask_heads, p.rows, p.keys}, p.rows * p.keys, at::kFloat);
-  }
+  if (p.mask != nullptr) inputs.mask = view(p.mask, p.rows, p.keys, at::kFloat);
   if (p.where == Where::kCpu) return inputs;
   inputs.q = inputs.q.to(at::kCUDA);
   inputs.k = inputs.k.to(at::kCUDA);
@@ -83,13 +76,13 @@ void attend(const Problem& p, float* out, float* lse) {
     at::Tensor result_lse;
     std::tie(result, result_lse) = at::_scaled_dot_product_flash_attention_for_cpu(
         in.q, in.k, in.v, 0.0, false, in.mask, p.scale);
-    at::from_blob(lse, {1, p.heads, p.rows}, at::kFloat).copy_(result_lse);
+    at::from_blob(lse, {1, 1, p.rows}, at::kFloat).copy_(result_lse);
   } else {
     require_fused(p, in);
     result = at::scaled_dot_product_attention(in.q, in.k, in.v, in.mask, 0.0, false, p.scale,
                                               /*enable_gqa=*/false);
   }
-  at::from_blob(out, {1, p.heads, p.rows, p.dims}, at::kFloat).copy_(result);
+  at::from_blob(out, {1, 1, p.rows, p.dims}, at::kFloat).copy_(result);
 }
 
 }  // namespace
@@ -102,18 +95,12 @@ void run(const Problem& problem, float* out, float* lse) {
   }
 }
 
-void parallel_for(std::int64_t count, void (*f)(void* context, std::int64_t i), void* context) {
-  at::parallel_for(0, count, 1, [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) f(context, i);
-  });
-}
-
 // Asking torch first lets it set up this thread; later it would undo the setting.
-ThreadLimit::ThreadLimit(int num_threads) noexcept : before_(at::get_num_threads()) {
-  omp_set_num_threads(num_threads);
+SerialRegion::SerialRegion() noexcept : before_(at::get_num_threads()) {
+  omp_set_num_threads(1);
 }
 
-ThreadLimit::~ThreadLimit() {
+SerialRegion::~SerialRegion() {
   omp_set_num_threads(before_);
 }
 

@@ -1,14 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "backends/torch/torch_backend.h"
 
+#include "backends/dense/batch_parts.h"
 #include "backends/dense/dense_backend.h"
+#include "backends/torch/part.h"
 #include "backends/torch/sdpa.h"
-#include "backends/torch/sequence.h"
 #include "base/check.h"
 
 namespace quire {
 namespace torch_sdpa {
 namespace {
+
+// The parts of a batch, and the memory of each thread.
+class TorchPrepared final : public PreparedBatch {
+ public:
+  TorchPrepared(const AttentionSpec& spec, const BatchBounds& bounds, const Workspace& workspace)
+      : PreparedBatch(spec, bounds, workspace), parts(workspace.host, bounds) {}
+
+  static std::int64_t workspace_bytes(const AttentionSpec& spec, const BatchBounds& bounds,
+                                      int num_threads) noexcept {
+    return parts_bytes(bounds) + num_threads * part_scratch_bytes(spec, bounds);
+  }
+  PartScratch scratch(int thread) const noexcept {
+    char* memory = static_cast<char*>(workspace().host) + parts_bytes(bounds());
+    return part_scratch_at(memory + thread * part_scratch_bytes(spec(), bounds()), spec(),
+                           bounds());
+  }
+
+  dense::BatchParts parts;
+
+ private:
+  static std::int64_t parts_bytes(const BatchBounds& bounds) noexcept {
+    return (dense::BatchParts::size_bytes(bounds) + 63) / 64 * 64;
+  }
+};
 
 class TorchBackend final : public dense::DenseBackend {
  public:
@@ -37,28 +62,42 @@ class TorchBackend final : public dense::DenseBackend {
   }
 
   WorkspaceSize do_workspace(const AttentionSpec& spec, const BatchBounds& bounds) const override {
-    return {.host_bytes = scratch_bytes(spec, bounds), .device_bytes = 0};
+    return {.host_bytes = TorchPrepared::workspace_bytes(spec, bounds, num_threads()),
+            .device_bytes = 0};
+  }
+
+  std::unique_ptr<PreparedBatch> do_make_prepared(const AttentionSpec& spec,
+                                                  const BatchBounds& bounds,
+                                                  const Workspace& workspace) override {
+    return std::make_unique<TorchPrepared>(spec, bounds, workspace);
+  }
+
+  void do_prepare(PreparedBatch& prepared, Stream) override {
+    auto& mine = static_cast<TorchPrepared&>(prepared);
+    mine.parts.cut(mine.batch(), [&](const SequenceView& sequence) {
+      return part_queries(mine.spec(), sequence.kv_len);
+    });
   }
 
   void do_attend(const PreparedBatch& prepared, const AttentionParams& params, const TensorView& q,
                  const KvSource& source, const AttentionOutput& output, Stream) override {
-    const SequenceCall call{.spec = prepared.spec(),
-                            .params = params,
-                            .batch = prepared.batch(),
-                            .q = q,
-                            .cache = source.cache,
-                            .output = output,
-                            .where = where_};
-    const SequenceScratch scratch =
-        scratch_at(prepared.workspace().host, prepared.spec(), prepared.bounds());
-    const ThreadLimit limit(num_threads());
-    for (std::int64_t s = 0; s < call.batch.num_sequences(); ++s) {
-      try {
-        attend_sequence(call, s, scratch);
-      } catch (const Error& error) {
-        fail(error.code(), error.what(), " (sequence ", s, " of ", to_string(call.spec), ")");
-      }
-    }
+    const auto& mine = static_cast<const TorchPrepared&>(prepared);
+    const PartCall call{.spec = prepared.spec(),
+                        .params = params,
+                        .batch = prepared.batch(),
+                        .q = q,
+                        .cache = source.cache,
+                        .output = output,
+                        .where = where_};
+    const std::int64_t num_heads = call.spec.num_kv_heads;
+    const std::int64_t num_items = mine.parts.size() * num_heads;
+    run_items(call.spec, num_items, [&](std::int64_t item, int thread) {
+      const SerialRegion serial;
+      // The last parts of a sequence see most: they go first.
+      const std::int64_t index = num_items - 1 - item;
+      attend_part(call, mine.parts.at(call.batch, index / num_heads), index % num_heads,
+                  mine.scratch(thread));
+    });
   }
 
  private:
@@ -75,11 +114,6 @@ std::vector<std::string> torch_levels() {
 }
 
 std::unique_ptr<AttentionBackend> make_torch_backend(const BackendOptions& options) {
-  if (!options.cpus.empty() || options.executor != nullptr) {
-    fail(ErrorCode::kUnsupported,
-         "torch runs on OpenMP threads of its own: it takes num_threads, neither cpus nor an "
-         "executor");
-  }
   require(options.isa.empty() || options.isa == "cpu" || options.isa == "cuda",
           "torch has no level named '", options.isa, "'");
   if (options.isa == "cuda") {
