@@ -38,7 +38,7 @@ struct Position {
 
 // NVIDIA m16n8k16.
 struct Mma {
-  static constexpr int kWarpWidth = 32;
+  static constexpr int kLanes = 32;
   static constexpr int kM = 16;
   static constexpr int kN = 8;
   static constexpr int kK = 16;
@@ -54,7 +54,7 @@ struct Mma {
 
 // AMD 16x16x16.
 struct Mfma {
-  static constexpr int kWarpWidth = 64;
+  static constexpr int kLanes = 64;
   static constexpr int kM = 16;
   static constexpr int kN = 16;
   static constexpr int kK = 16;
@@ -67,12 +67,18 @@ struct Mfma {
 
 constexpr int kAccumulators = 4;  // of a lane, in either shape
 
+// The operands of the lanes that take part, from the first of them on.
+void* const* team_of(const Lanes& lanes) {
+  return lanes.operands + std::countr_zero(lanes.mask);
+}
+
 template <class Shape, class T>
 void run_multiply(const Lanes& lanes) {
+  void* const* const team = team_of(lanes);
   std::array<std::array<float, Shape::kK>, Shape::kM> a{};
   std::array<std::array<float, Shape::kN>, Shape::kK> b{};
-  for (int lane = 0; lane < Shape::kWarpWidth; ++lane) {
-    const auto& own = *static_cast<const MultiplyOperands*>(lanes.operands[lane]);
+  for (int lane = 0; lane < Shape::kLanes; ++lane) {
+    const auto& own = *static_cast<const MultiplyOperands*>(team[lane]);
     for (int i = 0; i < Shape::kElementsA; ++i) {
       const Position at = Shape::a(lane, i);
       a[static_cast<std::size_t>(at.row)][static_cast<std::size_t>(at.column)] =
@@ -84,8 +90,8 @@ void run_multiply(const Lanes& lanes) {
           half_of<T>(own.b[i / 2], i % 2);
     }
   }
-  for (int lane = 0; lane < Shape::kWarpWidth; ++lane) {
-    float* const d = static_cast<const MultiplyOperands*>(lanes.operands[lane])->d;
+  for (int lane = 0; lane < Shape::kLanes; ++lane) {
+    float* const d = static_cast<const MultiplyOperands*>(team[lane])->d;
     for (int i = 0; i < kAccumulators; ++i) {
       const Position at = Shape::d(lane, i);
       double sum = 0;
@@ -98,29 +104,30 @@ void run_multiply(const Lanes& lanes) {
   }
 }
 
-// Matrix operations are for whole warps of one width.
-void require_warp(int width, const char* name, Site site, const void* pc) {
+// Waits for the lanes that multiply or load with the caller: `num_lanes` of them, which must exist.
+void run_in_team(CollectiveFunction run, const char* name, void* operands, int num_lanes, Site site,
+                 const void* pc) {
   Launch& launch = *running_launch;
-  const int num_lanes = std::popcount(launch.lanes_of_warp(launch.warp_of(launch.current())));
-  if (launch.shape().warp_width == width && num_lanes == width) return;
-  launch.raise(FaultKind::kCheckFailed,
-               concat(name, " needs a warp of ", width, " lanes, this one has ", num_lanes, " of ",
-                      launch.shape().warp_width),
-               site, pc);
+  const LaneMask existing = launch.lanes_of_warp(launch.warp_of(launch.current()));
+  const int first = launch.current() % launch.shape().warp_width / num_lanes * num_lanes;
+  const LaneMask mask = (num_lanes == 64 ? kFullMask : (LaneMask{1} << num_lanes) - 1) << first;
+  if ((existing & mask) != mask) {
+    launch.raise(
+        FaultKind::kCheckFailed,
+        concat(name, " needs ", num_lanes, " lanes, here are ", std::popcount(existing & mask)),
+        site, pc);
+  }
+  launch.collective(
+      {.run = run, .name = name, .operands = operands, .mask = mask, .site = site, .pc = pc});
 }
 
 template <class Shape, class T>
 void multiply(const char* name, MultiplyOperands operands, Site site, const void* pc) {
   const Launch::Inside inside(*running_launch);
-  require_warp(Shape::kWarpWidth, name, site, pc);
-  running_launch->collective({.run = run_multiply<Shape, T>,
-                              .name = name,
-                              .operands = &operands,
-                              .mask = kFullMask,
-                              .site = site,
-                              .pc = pc});
+  run_in_team(run_multiply<Shape, T>, name, &operands, Shape::kLanes, site, pc);
 }
 
+constexpr int kTeamLanes = 32;
 constexpr int kRowsOfMatrix = 8;
 constexpr std::size_t kRowBytes = 16;
 
@@ -129,67 +136,74 @@ struct LoadOperands {
   const unsigned char* row;
 };
 
-std::uint16_t element(const Lanes& lanes, int matrix, int row, int column, int reader) {
-  const int owner = kRowsOfMatrix * matrix + row;
-  const unsigned char* const address =
-      static_cast<const LoadOperands*>(lanes.operands[owner])->row + 2 * column;
-  // The address is one lane's, the load another's: it must be ordered after the store for the lane
-  // that gets the number.
-  check_lane_read(reader, address, sizeof(std::uint16_t));
-  std::uint16_t bits = 0;
-  std::memcpy(&bits, address, sizeof(bits));
-  return bits;
-}
+// A load of matrices by a team; lanes count from its first.
+class MatrixLoad {
+ public:
+  explicit MatrixLoad(const Lanes& lanes)
+      : team_(team_of(lanes)), first_(std::countr_zero(lanes.mask)) {}
 
-void check_row(const Lanes& lanes, int lane) {
-  const unsigned char* const row = static_cast<const LoadOperands*>(lanes.operands[lane])->row;
-  const auto address = reinterpret_cast<std::uintptr_t>(row);
-  Launch& launch = *running_launch;
-  const int thread = launch.thread_of_lane(lane);
-  const bool is_shared = launch.checker().is_shared(address);
-  if (!is_shared || address % kRowBytes != 0) {
-    launch.raise(
-        {.kind = is_shared ? FaultKind::kMisaligned : FaultKind::kOutOfBounds,
-         .thread = thread,
-         .text = is_shared ? "a row of a matrix" : "a row of a matrix that is not in shared memory",
-         .address = address,
-         .bytes = kRowBytes,
-         .pc = launch.thread(thread).pc,
-         .site = launch.thread(thread).site});
+  LoadOperands& operands(int lane) const { return *static_cast<LoadOperands*>(team_[lane]); }
+
+  // The row that a lane points to: 16 bytes of shared memory on a multiple of 16.
+  void check_row(int lane) const {
+    const unsigned char* const row = operands(lane).row;
+    const auto address = reinterpret_cast<std::uintptr_t>(row);
+    Launch& launch = *running_launch;
+    const int thread = launch.thread_of_lane(first_ + lane);
+    const bool is_shared = launch.checker().is_shared(address);
+    if (!is_shared || address % kRowBytes != 0) {
+      launch.raise({.kind = is_shared ? FaultKind::kMisaligned : FaultKind::kOutOfBounds,
+                    .thread = thread,
+                    .text = is_shared ? "a row of a matrix"
+                                      : "a row of a matrix that is not in shared memory",
+                    .address = address,
+                    .bytes = kRowBytes,
+                    .pc = launch.thread(thread).pc,
+                    .site = launch.thread(thread).site});
+    }
+    check_lane_read(first_ + lane, row, kRowBytes);
   }
-  check_lane_read(lane, row, kRowBytes);
-}
+
+  // A number for `reader`. The address is one lane's, the load another's: it must be ordered after
+  // the store for the lane that gets the number.
+  std::uint32_t element(int matrix, int row, int column, int reader) const {
+    const unsigned char* const address = operands(kRowsOfMatrix * matrix + row).row + 2 * column;
+    std::uint16_t bits = 0;
+    check_lane_read(first_ + reader, address, sizeof(bits));
+    std::memcpy(&bits, address, sizeof(bits));
+    return bits;
+  }
+
+ private:
+  void* const* team_;
+  int first_;
+};
 
 template <int kMatrices, bool kTransposed>
 void run_load(const Lanes& lanes) {
-  for (int lane = 0; lane < kRowsOfMatrix * kMatrices; ++lane) check_row(lanes, lane);
-  for (int lane = 0; lane < lanes.warp_width; ++lane) {
-    auto& own = *static_cast<LoadOperands*>(lanes.operands[lane]);
+  const MatrixLoad load(lanes);
+  for (int lane = 0; lane < kRowsOfMatrix * kMatrices; ++lane) load.check_row(lane);
+  for (int lane = 0; lane < kTeamLanes; ++lane) {
     for (int matrix = 0; matrix < kMatrices; ++matrix) {
       std::uint32_t bits = 0;
       for (int half = 0; half < 2; ++half) {
         const int first = lane / 4;
         const int second = 2 * (lane % 4) + half;
-        const std::uint32_t number = kTransposed ? element(lanes, matrix, second, first, lane)
-                                                 : element(lanes, matrix, first, second, lane);
-        bits |= number << (16 * half);
+        bits |= (kTransposed ? load.element(matrix, second, first, lane)
+                             : load.element(matrix, first, second, lane))
+                << (16 * half);
       }
-      own.registers[matrix] = bits;
+      load.operands(lane).registers[matrix] = bits;
     }
   }
 }
 
 template <int kMatrices, bool kTransposed>
-void load(const char* name, std::uint32_t* registers, const void* row, Site site, const void* pc) {
+void load_matrices(const char* name, std::uint32_t* registers, const void* row, Site site,
+                   const void* pc) {
   const Launch::Inside inside(*running_launch);
-  require_warp(32, name, site, pc);
   LoadOperands operands{registers, static_cast<const unsigned char*>(row)};
-  running_launch->collective({.run = run_load<kMatrices, kTransposed>,
-                              .name = name,
-                              .operands = &operands,
-                              .mask = kFullMask,
-                              .site = site,
-                              .pc = pc});
+  run_in_team(run_load<kMatrices, kTransposed>, name, &operands, kTeamLanes, site, pc);
 }
 
 }  // namespace
@@ -217,19 +231,21 @@ void mfma_16x16x16_f16(float* d, const std::uint32_t* a, const std::uint32_t* b,
 }
 
 void load_matrix_x4(std::uint32_t* registers, const void* row, Site site) noexcept {
-  load<4, false>("load_matrix_x4", registers, row, site, __builtin_return_address(0));
+  load_matrices<4, false>("load_matrix_x4", registers, row, site, __builtin_return_address(0));
 }
 
 void load_matrix_x4_transposed(std::uint32_t* registers, const void* row, Site site) noexcept {
-  load<4, true>("load_matrix_x4_transposed", registers, row, site, __builtin_return_address(0));
+  load_matrices<4, true>("load_matrix_x4_transposed", registers, row, site,
+                         __builtin_return_address(0));
 }
 
 void load_matrix_x2(std::uint32_t* registers, const void* row, Site site) noexcept {
-  load<2, false>("load_matrix_x2", registers, row, site, __builtin_return_address(0));
+  load_matrices<2, false>("load_matrix_x2", registers, row, site, __builtin_return_address(0));
 }
 
 void load_matrix_x2_transposed(std::uint32_t* registers, const void* row, Site site) noexcept {
-  load<2, true>("load_matrix_x2_transposed", registers, row, site, __builtin_return_address(0));
+  load_matrices<2, true>("load_matrix_x2_transposed", registers, row, site,
+                         __builtin_return_address(0));
 }
 
 }  // namespace quire::simt

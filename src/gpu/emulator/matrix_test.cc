@@ -39,6 +39,19 @@ std::vector<float> plain_product(const std::vector<T>& a, const std::vector<T>& 
   return product;
 }
 
+// The 32 lanes that multiply together, and the lane among them.
+int team() {
+  return static_cast<int>(thread_idx().x) / 32;
+}
+int teams() {
+  return static_cast<int>(block_dim().x) / 32;
+}
+int team_lane() {
+  return static_cast<int>(thread_idx().x) % 32;
+}
+
+class Mma : public WarpWidths {};
+
 template <class T>
 std::uint32_t pack(T low, T high) {
   return low.bits | static_cast<std::uint32_t>(high.bits) << 16;
@@ -55,7 +68,7 @@ void multiply_accumulate(float* d, const std::uint32_t* a, std::uint32_t b0, std
 
 // Fragments filled element by element, as the tables of the instruction set write them.
 template <class T>
-void check_mma() {
+void check_mma(int warp_width) {
   const auto a = random_matrix<T>(16, 16);
   const auto b = random_matrix<T>(16, 8);
   std::vector<float> d(16 * 8);
@@ -63,8 +76,9 @@ void check_mma() {
   const GlobalBuffer b_buffer(b.data(), b.size() * 2, "b", Access::kReadOnly);
   const GlobalBuffer d_buffer(d.data(), d.size() * 4, "d", Access::kReadWrite);
   const auto kernel = [a = a.data(), b = b.data(), d = d.data()] {
-    const int g = lane_id() / 4;
-    const int t = lane_id() % 4;
+    if (team() != teams() - 1) return;  // each team works by itself
+    const int g = team_lane() / 4;
+    const int t = team_lane() % 4;
     std::uint32_t fragment[4];
     for (int i = 0; i < 4; ++i) {
       const T* const at = a + (g + 8 * (i & 1)) * 16 + 2 * t + 8 * (i >> 1);
@@ -77,16 +91,17 @@ void check_mma() {
     multiply_accumulate<T>(sums, fragment, b0, b1);
     for (int i = 0; i < 4; ++i) d[(g + 8 * (i >> 1)) * 8 + 2 * t + (i & 1)] = sums[i];
   };
-  launch("mma", {.block = {32}}, kernel);
+  const auto threads = static_cast<std::uint32_t>(warp_width);
+  launch("mma", {.block = {threads}, .warp_width = warp_width}, kernel);
   const auto expected = plain_product(a, b, 16, 8, 16);
   for (std::size_t i = 0; i < d.size(); ++i) EXPECT_EQ(d[i], 2 * expected[i] + 1) << i;
 }
 
-TEST(Mma, Bf16) {
-  check_mma<BFloat16>();
+TEST_P(Mma, Bf16) {
+  check_mma<BFloat16>(width());
 }
-TEST(Mma, F16) {
-  check_mma<Float16>();
+TEST_P(Mma, F16) {
+  check_mma<Float16>(width());
 }
 
 template <class T>
@@ -151,7 +166,7 @@ TEST(LoadMatrix, BothOrientations) {
 }
 
 // A tile product as kernels do it: asynchronous copies, swizzled rows, loads of matrices.
-TEST(Mma, TileProductThroughSharedMemory) {
+TEST_P(Mma, TileProductThroughSharedMemory) {
   constexpr int kM = 32;
   constexpr int kN = 32;
   constexpr int kK = 64;
@@ -185,8 +200,8 @@ TEST(Mma, TileProductThroughSharedMemory) {
       copy_async_commit();
       if (wait) copy_async_wait(0);
       if (barrier) sync_threads();
-      const int lane = lane_id();
-      const int first_row = 16 * warp_id();
+      const int lane = team_lane();
+      const int first_row = 16 * team();
       float sums[kN / 8][4] = {};
       for (int k = 0; k < kK; k += 16) {
         std::uint32_t fragment[4];
@@ -206,7 +221,8 @@ TEST(Mma, TileProductThroughSharedMemory) {
       }
     };
   };
-  const LaunchShape shape{.block = {64}, .shared_bytes = sizeof(a_memory) + sizeof(b_memory)};
+  const LaunchShape shape{
+      .block = {64}, .shared_bytes = sizeof(a_memory) + sizeof(b_memory), .warp_width = width()};
   for (const std::uint64_t seed : {0, 1, 2}) {
     EXPECT_THAT(fault_of(shape, kernel(true, true), {.seed = seed}), EndsWell());
     EXPECT_EQ(d, plain_product(a, b, kM, kN, kK));
@@ -217,7 +233,7 @@ TEST(Mma, TileProductThroughSharedMemory) {
   EXPECT_TRUE(fault_of(shape, kernel(true, false)).has_value());
 }
 
-class BadLoads : public testing::Test {
+class BadLoads : public WarpWidths {
  protected:
   // Loads four matrices from rows that `offset` moves, after a barrier or not.
   static auto kernel(int offset, bool barrier, bool fill) {
@@ -231,18 +247,18 @@ class BadLoads : public testing::Test {
       load_matrix_x4(registers, numbers + lane_id() * 8 + offset);
     };
   }
-  static constexpr LaunchShape kShape{.block = {32}, .shared_bytes = 512};
+  LaunchShape shape() const { return {.block = {32}, .shared_bytes = 512, .warp_width = width()}; }
 };
 
-TEST_F(BadLoads, Addresses) {
+TEST_P(BadLoads, Addresses) {
   QUIRE_SIMT_NEEDS_HOOKS();
-  EXPECT_THAT(fault_of(kShape, kernel(0, true, true)), EndsWell());
-  EXPECT_THAT(fault_of(kShape, kernel(4, true, true)), Faults(FaultKind::kMisaligned, "a row"));
-  EXPECT_THAT(fault_of(kShape, kernel(8, true, true)),
+  EXPECT_THAT(fault_of(shape(), kernel(0, true, true)), EndsWell());
+  EXPECT_THAT(fault_of(shape(), kernel(4, true, true)), Faults(FaultKind::kMisaligned, "a row"));
+  EXPECT_THAT(fault_of(shape(), kernel(8, true, true)),
               Faults(FaultKind::kOutOfBounds, "past the end of dynamic shared memory"));
-  EXPECT_THAT(fault_of(kShape, kernel(0, true, false)),
+  EXPECT_THAT(fault_of(shape(), kernel(0, true, false)),
               Faults(FaultKind::kUninitialised, "load of 16 bytes"));
-  EXPECT_THAT(fault_of(kShape,
+  EXPECT_THAT(fault_of(shape(),
                        [] {
                          alignas(16) std::uint16_t row[8] = {};
                          std::uint32_t registers[4];
@@ -251,13 +267,13 @@ TEST_F(BadLoads, Addresses) {
               Faults(FaultKind::kOutOfBounds, "not in shared memory"));
 }
 
-TEST_F(BadLoads, Races) {
+TEST_P(BadLoads, Races) {
   QUIRE_SIMT_NEEDS_HOOKS();
-  EXPECT_THAT(fault_of(kShape, kernel(0, false, true)), Faults(FaultKind::kRace, ""));
+  EXPECT_THAT(fault_of(shape(), kernel(0, false, true)), Faults(FaultKind::kRace, ""));
 }
 
 // A row that its own lane wrote still goes to other lanes.
-TEST_F(BadLoads, TheLaneThatGetsANumberMustBeOrderedToo) {
+TEST_P(BadLoads, TheLaneThatGetsANumberMustBeOrderedToo) {
   QUIRE_SIMT_NEEDS_HOOKS();
   const auto own_rows = [](bool barrier) {
     return [barrier] {
@@ -268,11 +284,11 @@ TEST_F(BadLoads, TheLaneThatGetsANumberMustBeOrderedToo) {
       load_matrix_x4(registers, row);
     };
   };
-  EXPECT_THAT(fault_of(kShape, own_rows(true)), EndsWell());
-  EXPECT_THAT(fault_of(kShape, own_rows(false)), Faults(FaultKind::kRace, "load of 2 bytes"));
+  EXPECT_THAT(fault_of(shape(), own_rows(true)), EndsWell());
+  EXPECT_THAT(fault_of(shape(), own_rows(false)), Faults(FaultKind::kRace, "load of 2 bytes"));
 }
 
-TEST(Mma, WholeWarpsOfItsWidth) {
+TEST(Lanes, AllMustExist) {
   const auto kernel = [] {
     float d[4] = {};
     const std::uint32_t a[4] = {};
@@ -280,10 +296,18 @@ TEST(Mma, WholeWarpsOfItsWidth) {
   };
   EXPECT_THAT(fault_of({.block = {32}}, kernel), EndsWell());
   EXPECT_THAT(fault_of({.block = {48}}, kernel),
-              Faults(FaultKind::kCheckFailed, "needs a warp of 32 lanes, this one has 16"));
-  EXPECT_THAT(fault_of({.block = {64}, .warp_width = 64}, kernel),
-              Faults(FaultKind::kCheckFailed, "needs a warp of 32 lanes, this one has 64"));
+              Faults(FaultKind::kCheckFailed, "needs 32 lanes, here are 16"));
+  EXPECT_THAT(fault_of({.block = {32}},
+                       [] {
+                         float d[4] = {};
+                         const std::uint32_t a[2] = {};
+                         mfma_16x16x16_bf16(d, a, a);
+                       }),
+              Faults(FaultKind::kCheckFailed, "needs 64 lanes, here are 32"));
 }
+
+INSTANTIATE_TEST_SUITE_P(BothWidths, Mma, testing::Values(32, 64));
+INSTANTIATE_TEST_SUITE_P(BothWidths, BadLoads, testing::Values(32, 64));
 
 }  // namespace
 }  // namespace quire::simt
