@@ -2,17 +2,20 @@
 // `quire check`: the conformance suite on the backends of this machine.
 #include <fmt/core.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/command.h"
 #include "cli/option_values.h"
 #include "cli/progress.h"
+#include "cli/wrapped_text.h"
 #include "conformance/case_list.h"
 #include "conformance/run.h"
 #include "quire/registry.h"
@@ -141,6 +144,16 @@ std::string family(const std::string& name) {
   return name.substr(0, name.find('/'));
 }
 
+// A case may be refused for several reasons, and counts for each.
+void count_reasons(std::string_view reasons, std::map<std::string, std::int64_t>& counts) {
+  constexpr std::string_view kSeparator = "; ";
+  while (!reasons.empty()) {
+    const std::size_t end = std::min(reasons.find(kSeparator), reasons.size());
+    ++counts[std::string(reasons.substr(0, end))];
+    reasons.remove_prefix(std::min(end + kSeparator.size(), reasons.size()));
+  }
+}
+
 void print_run(const Run& run, const std::vector<Case>& cases, bool verbose) {
   std::map<std::string, conformance::RunSummary> families;
   for (std::size_t i = 0; i < cases.size(); ++i) {
@@ -157,13 +170,15 @@ void print_run(const Run& run, const std::vector<Case>& cases, bool verbose) {
   std::map<std::string, std::int64_t> skips;
   for (std::size_t i = 0; i < cases.size(); ++i) {
     const CaseResult& result = run.results[i];
-    if (result.status == CaseStatus::kSkipped) ++skips[result.reason];
+    if (result.status == CaseStatus::kSkipped) count_reasons(result.reason, skips);
     if (result.status == CaseStatus::kFailed || verbose) {
       fmt::print("  {} {}{}{}\n", status_name(result.status), cases[i].name,
                  result.reason.empty() ? "" : ": ", result.reason);
     }
   }
-  for (const auto& [reason, count] : skips) fmt::print("  {} skipped: {}\n", count, reason);
+  for (const auto& [reason, count] : skips) {
+    print_wrapped(fmt::format("{} skipped: {}", count, reason), 2);
+  }
 }
 
 int run_check(const CheckOptions& options) {

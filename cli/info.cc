@@ -5,12 +5,12 @@
 
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "base/cpu_features.h"
 #include "cli/command.h"
+#include "cli/wrapped_text.h"
 #include "quire/registry.h"
 #include "quire/version.h"
 #include "registry/system_probe.h"
@@ -36,7 +36,9 @@ BackendRow describe(const BackendEntry& entry) {
   const std::unique_ptr<AttentionBackend> backend = entry.make({});
   row.info = backend->info();
   for (const FeatureProbe& probe : feature_probes()) {
-    row.features.push_back(backend->supports(probe.spec));
+    AttentionSpec spec = probe.spec;
+    spec.kv.layout = backend->preferred_layout(spec).id;
+    row.features.push_back(backend->supports(spec));
   }
   return row;
 }
@@ -93,21 +95,6 @@ void print_machine(const CpuFeatures& cpu, const SystemProbe& system) {
   for (const std::string& reason : system.gpu_reasons) {
     fmt::print("GPU        none: {}\n", reason);
   }
-}
-
-// Words of `text` on lines of `indent` spaces and at most 100 columns.
-void print_wrapped(const std::string& text, std::size_t indent) {
-  constexpr std::size_t kColumns = 100;
-  std::istringstream words(text);
-  std::string line;
-  for (std::string word; words >> word;) {
-    if (!line.empty() && indent + line.size() + 1 + word.size() > kColumns) {
-      fmt::print("{:{}}{}\n", "", indent, line);
-      line.clear();
-    }
-    line += (line.empty() ? "" : " ") + word;
-  }
-  fmt::print("{:{}}{}\n", "", indent, line);
 }
 
 void print_backends(const std::vector<BackendRow>& rows) {

@@ -45,6 +45,12 @@ struct BackendInfo {
 struct [[nodiscard]] Support {
   std::vector<std::string> reasons;
   bool fused_append = false;  // K and V are stored by attend; append alone is refused
+  // 8-bit K and V are rounded in a way of the backend's own, not as docs/numerics.md says: they
+  // lose about as much, but their bits are not those of other backends.
+  bool own_rounding = false;
+  // Storing also overwrites the slots behind the last stored token in its block. They hold nothing,
+  // unless sequences share a block and one is longer: copy it before the shorter one grows.
+  bool clears_tails = false;
 
   bool ok() const noexcept { return reasons.empty(); }
 };
@@ -86,7 +92,8 @@ class QUIRE_API AttentionBackend {
 
   // Throws only if the spec contradicts itself.
   Support supports(const AttentionSpec& spec) const;
-  // The layout in which this backend is fastest; a cache may also be plain, always.
+  // The layout in which this backend is fastest. Plain caches are taken too, unless supports() says
+  // that this one is needed.
   virtual KvLayout preferred_layout(const AttentionSpec& spec) const;
 
   // Exact for these bounds; throws Error(kUnsupported) with every reason if the spec is refused.

@@ -52,7 +52,7 @@ std::optional<std::string> run_once(CheckContext& context, Stream stream, bool m
   LoadedBatch batch(context.backend, p, arrangement, options);
   batch.run();
   output = batch.output();
-  if (auto found = compare(context.expected, output, shape_of(p), RowNames(p), context.accuracy)) {
+  if (auto found = compare(*context.expected, output, shape_of(p), RowNames(p), context.accuracy)) {
     return found;
   }
   if (auto found = batch.side_effects()) return found;

@@ -55,6 +55,8 @@ std::optional<std::string> CacheMemory::element_difference(const KvCacheView& go
   return first_of_rows(image_, tensor,
                        [&](KvTensor t, std::int64_t block, std::int64_t head,
                            std::int64_t token) -> std::optional<std::string> {
+                         const std::int64_t slot = block * image_.format.block_size + token;
+                         if (!forgotten_.empty() && forgotten_[at(slot)] != 0) return std::nullopt;
                          for (int d = 0; d < (is_k ? image_.head_dim : image_.value_dim); ++d) {
                            const std::int64_t offset =
                                element_offset(image_, t, block, head, token, d);

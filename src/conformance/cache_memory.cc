@@ -359,6 +359,12 @@ void CacheMemory::expect_copy(const CacheMemory& from, const BlockCopy& blocks,
   }
 }
 
+void CacheMemory::forget(std::int64_t slot) {
+  const std::int64_t block_size = image_.format.block_size;
+  forgotten_.resize(at(num_image_blocks_ * block_size), 0);
+  forgotten_[at(image_block(slot / block_size) * block_size + slot % block_size)] = 1;
+}
+
 void CacheMemory::upload() {
   for (const Extent& extent : kv_extents_) {
     kv_buffer_->upload(kv_bytes_.data() + extent.in_image, extent.in_memory, extent.size);

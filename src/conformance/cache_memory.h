@@ -51,6 +51,9 @@ class CacheMemory {
   void expect_copy(const CacheMemory& from, const BlockCopy& blocks, std::int64_t first_token,
                    std::int64_t num_tokens);
 
+  // From here on the slot may hold anything.
+  void forget(std::int64_t slot);
+
   // The image to the backend.
   void upload();
 
@@ -92,6 +95,7 @@ class CacheMemory {
   std::int64_t num_image_blocks_ = 0;
   Bytes kv_bytes_;
   std::vector<float> scales_;
+  std::vector<std::uint8_t> forgotten_;  // [slots of the image] or empty
   std::vector<Extent> kv_extents_;
   std::vector<Extent> scale_extents_;
   std::unique_ptr<DeviceBuffer> kv_buffer_;

@@ -112,6 +112,8 @@ struct Case {
   std::int64_t shared_blocks = 0;  // leading blocks (ragged: rows) that sequences have in common
   std::int64_t first_block = 0;    // blocks below it are never touched: large offsets
   bool shuffled = true;            // blocks in random places
+  // What no row sees holds ordinary numbers, not NaN: some operations weigh it with 0.
+  bool finite_garbage = false;
 
   Arrival arrival = Arrival::kStored;
   DType new_kv_dtype = DType::kBF16;

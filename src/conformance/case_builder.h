@@ -126,6 +126,7 @@ void add_cache_cases(std::vector<Case>& cases);
 void add_merge_cases(std::vector<Case>& cases);
 void add_model_cases(std::vector<Case>& cases);
 void add_pair_cases(std::vector<Case>& cases);
+void add_one_call_cases(std::vector<Case>& cases);
 
 // Values that several families walk through.
 struct KvType {

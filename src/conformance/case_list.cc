@@ -18,6 +18,7 @@ std::vector<Case> all_cases() {
   add_merge_cases(cases);
   add_model_cases(cases);
   add_pair_cases(cases);
+  add_one_call_cases(cases);
   std::stable_sort(cases.begin(), cases.end(),
                    [](const Case& a, const Case& b) { return a.suite < b.suite; });
   return cases;

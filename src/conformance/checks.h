@@ -17,7 +17,7 @@ namespace quire::conformance {
 struct CheckContext {
   AttentionBackend& backend;
   const Problem& problem;
-  const Expected& expected;  // of kAttend, kInvariance and kCascade
+  const Expected* expected;  // of kAttend, kInvariance and kCascade
   Accuracy accuracy;
   std::uint64_t digest = 0;
 };

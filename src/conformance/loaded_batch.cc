@@ -68,6 +68,7 @@ LoadedBatch::LoadedBatch(AttentionBackend& backend, const Problem& problem,
       problem_(problem),
       arrangement_(arrangement),
       options_(options),
+      support_(backend.supports(options.spec)),
       bounds_(bounds_of(arrangement, options.extra_bounds)),
       arrays_(backend.memory(), arrangement, options.arrival != Arrival::kStored,
               bounds_.max_tokens, options.metadata_on_device),
@@ -209,6 +210,7 @@ void LoadedBatch::wait() {
 void LoadedBatch::expect_new_tokens() {
   if (has_new_tokens_) return;
   has_new_tokens_ = true;
+  if (support_.clears_tails) forget_tails();
   const std::int64_t heads = problem_.spec.num_kv_heads;
   for (const std::int64_t slot : arrangement_.new_slots) {
     if (slot < 0) continue;
@@ -221,6 +223,18 @@ void LoadedBatch::expect_new_tokens() {
       };
       store(KvTensor::kK, problem_.k);
       if (!problem_.spec.kv.v_in_k) store(KvTensor::kV, problem_.v);
+    }
+  }
+}
+
+// Slots behind the last token of a sequence, in its block.
+void LoadedBatch::forget_tails() {
+  const std::int64_t block_size = problem_.spec.kv.block_size;
+  for (const std::int64_t s : arrangement_.order) {
+    const ProblemSequence& sequence = problem_.sequences[at(s)];
+    if (sequence.q_len == 0) continue;
+    for (std::int64_t key = sequence.kv_len; key % block_size != 0; ++key) {
+      cache_.forget(arrangement_.cache_slot(problem_, problem_.slot(s, key)));
     }
   }
 }
@@ -306,7 +320,9 @@ std::optional<std::string> LoadedBatch::side_effects() const {
     if (auto found = lse_->changed_outside("lse", written)) return found;
   }
   if (auto found = q_.changed("q")) return found;
-  if (auto found = cache_.difference("cache")) return found;
+  if (!support_.own_rounding) {
+    if (auto found = cache_.difference("cache")) return found;
+  }
   if (new_k_ != nullptr) {
     if (auto found = new_k_->changed("new K")) return found;
   }

@@ -69,6 +69,7 @@ class LoadedBatch {
   void fill_queries();
   void fill_bias();
   void expect_new_tokens();
+  void forget_tails();
   NewKv new_kv() const;
   AttentionParams params() const;
 
@@ -76,6 +77,7 @@ class LoadedBatch {
   const Problem& problem_;
   const Arrangement& arrangement_;
   LoadOptions options_;
+  Support support_;
   BatchBounds bounds_;
   BatchArrays arrays_;
   CacheMemory cache_;

@@ -151,7 +151,7 @@ std::optional<std::string> check_cascade(CheckContext& context) {
   backend.merge(partials, sinks.view(), merged.view());
   backend.memory().synchronize({});
   if (auto found =
-          compare(context.expected, merged.data(shape), shape, RowNames(p), context.accuracy)) {
+          compare(*context.expected, merged.data(shape), shape, RowNames(p), context.accuracy)) {
     return found;
   }
   return merged.side_effects(shape);

@@ -27,8 +27,15 @@ struct DenseKv {
   std::vector<Real> v;  // [kv_len, round_up(value_dim)]
 };
 
+enum class Values : std::uint8_t { kStored, kSource };
+
 template <class Real>
-DenseKv<Real> gather(const Problem& p, std::int64_t s, std::int64_t kv_head) {
+DenseKv<Real> gather(const Problem& p, std::int64_t s, std::int64_t kv_head, Values values) {
+  const auto value = [values](const ProblemKv& kv, std::int64_t row, std::int64_t d) {
+    const std::size_t index = at(row * kv.dim + d);
+    if (values == Values::kSource) return static_cast<Real>(kv.source[index]);
+    return static_cast<Real>(kv.stored[index]) * static_cast<Real>(kv.scales[at(row)]);
+  };
   const std::int64_t kv_len = p.sequences[at(s)].kv_len;
   const std::int64_t v_stride = round_up(p.spec.value_dim);
   DenseKv<Real> dense;
@@ -37,14 +44,8 @@ DenseKv<Real> gather(const Problem& p, std::int64_t s, std::int64_t kv_head) {
   for (std::int64_t j = 0; j < kv_len; ++j) {
     const std::int64_t row = p.slot(s, j) * p.spec.num_kv_heads + kv_head;
     Real* k = dense.k.data() + j / kLanes * kLanes * p.spec.head_dim + j % kLanes;
-    for (std::int64_t d = 0; d < p.k.dim; ++d) {
-      k[d * kLanes] = static_cast<Real>(p.k.stored[at(row * p.k.dim + d)]) *
-                      static_cast<Real>(p.k.scales[at(row)]);
-    }
-    for (std::int64_t d = 0; d < p.v.dim; ++d) {
-      dense.v[at(j * v_stride + d)] = static_cast<Real>(p.v.stored[at(row * p.v.dim + d)]) *
-                                      static_cast<Real>(p.v.scales[at(row)]);
-    }
+    for (std::int64_t d = 0; d < p.k.dim; ++d) k[d * kLanes] = value(p.k, row, d);
+    for (std::int64_t d = 0; d < p.v.dim; ++d) dense.v[at(j * v_stride + d)] = value(p.v, row, d);
   }
   return dense;
 }
@@ -177,12 +178,12 @@ void keep_unhidden(const Problem& p, const RowIndex& at_row, std::span<const std
 
 // All rows of the heads that read one kv head of one sequence, exact and plain.
 void expect_group(const Problem& p, std::int64_t s, std::int64_t kv_head,
-                  const std::vector<std::vector<std::int32_t>>& visible, Expected& expected,
-                  ErrorSum& errors) {
+                  const std::vector<std::vector<std::int32_t>>& visible, Values values,
+                  Expected& expected, ErrorSum& errors) {
   const AttentionSpec& spec = p.spec;
   const ProblemSequence& sequence = p.sequences[at(s)];
-  const DenseKv<double> exact_kv = gather<double>(p, s, kv_head);
-  const DenseKv<float> plain_kv = gather<float>(p, s, kv_head);
+  const DenseKv<double> exact_kv = gather<double>(p, s, kv_head, values);
+  const DenseKv<float> plain_kv = gather<float>(p, s, kv_head, Values::kStored);
   Row<double> exact{.q = std::vector<double>(at(spec.head_dim)),
                     .out = std::vector<double>(at(round_up(spec.value_dim))),
                     .weights = {}};
@@ -234,17 +235,7 @@ void merge_row(const std::vector<PartialData>& partials, const std::vector<float
   for (Real& x : result.out) x *= factor;
 }
 
-}  // namespace
-
-double output_slack(DType q_dtype) noexcept {
-  return q_dtype == DType::kF32 ? 1e-6 : 1e-4;
-}
-
-double lse_limit(DType q_dtype) noexcept {
-  return q_dtype == DType::kF32 ? 1e-5 : 1e-3;
-}
-
-Expected expect(const Problem& p) {
+Expected expect_values(const Problem& p, Values values) {
   const std::int64_t rows = p.num_tokens * p.spec.num_q_heads;
   Expected expected;
   expected.lse.resize(at(rows));
@@ -259,12 +250,30 @@ Expected expect(const Problem& p) {
       }
     }
     for (std::int64_t kv_head = 0; kv_head < p.spec.num_kv_heads; ++kv_head) {
-      expect_group(p, s, kv_head, visible, expected, errors);
+      expect_group(p, s, kv_head, visible, values, expected, errors);
     }
   }
   expected.limits =
       errors.limits(output_slack(p.spec.q_dtype) * p.v.max_magnitude, lse_limit(p.spec.q_dtype));
   return expected;
+}
+
+}  // namespace
+
+double output_slack(DType q_dtype) noexcept {
+  return q_dtype == DType::kF32 ? 1e-6 : 1e-4;
+}
+
+double lse_limit(DType q_dtype) noexcept {
+  return q_dtype == DType::kF32 ? 1e-5 : 1e-3;
+}
+
+Expected expect(const Problem& p) {
+  return expect_values(p, Values::kStored);
+}
+
+Expected expect_own_rounding(const Problem& p) {
+  return expect_values(p, Values::kSource);
 }
 
 Expected expect_merge(const std::vector<PartialData>& partials, const std::vector<float>& sinks,

@@ -29,6 +29,11 @@ struct Expected {
 
 Expected expect(const Problem& problem);
 
+// Of 8-bit K and V that a backend rounds in a way of its own: exact is attention over the values
+// before they were rounded, and plain over those that the contract stores. So a backend may lose
+// what the format loses, in the same proportions.
+Expected expect_own_rounding(const Problem& problem);
+
 // One of the partial results that merge joins, dense.
 struct PartialData {
   std::vector<float> out;  // [rows, heads, dim]

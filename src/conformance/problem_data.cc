@@ -232,14 +232,15 @@ ProblemKv draw_tensor(const Problem& p, const KvDraw& draw, Random& random) {
   kv.stored.resize(kv.source.size());
   kv.scales.resize(at(p.num_slots() * heads));
   for (std::int64_t slot = 0; slot < p.num_slots(); ++slot) {
-    const bool seen = p.seen[at(slot)] != 0 || p.c.data == DataStyle::kSpecial;
+    const bool drawn =
+        p.seen[at(slot)] != 0 || p.c.data == DataStyle::kSpecial || p.c.finite_garbage;
     for (std::int64_t head = 0; head < heads; ++head) {
       const std::int64_t row = slot * heads + head;
       for (std::int64_t d = 0; d < draw.dim; ++d) {
         const std::int64_t index = row * draw.dim + d;
         const float x = draw.given != nullptr ? (*draw.given)[at(index)]
                                               : draw_value(p, draw, slot, d, max_kv_len, random);
-        kv.source[at(index)] = round_to(p.c.new_kv_dtype, seen ? x : poison);
+        kv.source[at(index)] = round_to(p.c.new_kv_dtype, drawn ? x : poison);
       }
       quantize_row(kv, dtype, rule, row, head);
     }
@@ -249,7 +250,7 @@ ProblemKv draw_tensor(const Problem& p, const KvDraw& draw, Random& random) {
 
 // Scales per (token, head) of what no row sees and no append writes.
 void poison_scales(const Problem& p, ProblemKv& kv) {
-  if (p.spec.kv.scales != ScaleGranularity::kPerTokenHead) return;
+  if (p.spec.kv.scales != ScaleGranularity::kPerTokenHead || p.c.finite_garbage) return;
   std::vector<std::uint8_t> keep = p.seen;
   for (const NewToken& token : p.new_tokens) keep[at(p.slot(token.sequence, token.key))] = 1;
   const std::int64_t heads = p.spec.num_kv_heads;

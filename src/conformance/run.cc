@@ -38,6 +38,11 @@ std::optional<std::string> run_check(CheckContext& context) {
   return "unknown check";
 }
 
+bool compares_bits(Check check) {
+  return check == Check::kAppend || check == Check::kCopyBlocks || check == Check::kCopyRegion ||
+         check == Check::kExport;
+}
+
 // Every reason why the case cannot run here, or nothing.
 std::string skip_reason(AttentionBackend& backend, const Problem& problem) {
   if (problem.c.check == Check::kInvariance && !backend.info().batch_invariant) {
@@ -48,8 +53,12 @@ std::string skip_reason(AttentionBackend& backend, const Problem& problem) {
     return concat("the tokens of the private layout ", static_cast<int>(spec.kv.layout),
                   " cannot be copied apart from their block");
   }
+  const Support support = backend.supports(spec);
+  if (support.ok() && support.own_rounding && compares_bits(problem.c.check)) {
+    return "8-bit K and V are rounded in a way of the backend's own: their bits are not compared";
+  }
   std::string reasons;
-  for (const std::string& reason : backend.supports(spec).reasons) {
+  for (const std::string& reason : support.reasons) {
     reasons += (reasons.empty() ? "" : "; ") + reason;
   }
   return reasons;
@@ -84,12 +93,19 @@ CaseRunner::CaseRunner(CaseRunner&&) noexcept = default;
 
 CaseResult CaseRunner::run(AttentionBackend& backend) const {
   CaseResult result;
-  CheckContext context{backend, inputs_->problem, inputs_->expected, {}};
+  Expected rounded;
+  const Problem& problem = inputs_->problem;
+  CheckContext context{backend, problem, &inputs_->expected, {}};
   try {
-    result.reason = skip_reason(backend, inputs_->problem);
+    result.reason = skip_reason(backend, problem);
     if (!result.reason.empty()) {
       result.status = CaseStatus::kSkipped;
       return result;
+    }
+    const bool own_rounding = backend.supports(spec_for(backend, problem)).own_rounding;
+    if (own_rounding && needs_oracle(problem.c.check)) {
+      rounded = expect_own_rounding(problem);
+      context.expected = &rounded;
     }
     if (const auto found = run_check(context)) {
       result.status = CaseStatus::kFailed;

@@ -15,6 +15,7 @@ AttentionSpec plain_spec() {
   spec.num_kv_heads = 8;
   spec.head_dim = 128;
   spec.value_dim = 128;
+  spec.kv.block_size = 32;  // the one size of some libraries
   return spec;
 }
 

@@ -179,6 +179,31 @@ def test_readme_holds_the_support_matrix():
     assert held.keys() - matrix.keys() <= absent
 
 
+def run_path(library):
+    """The folders in which a shared object looks for others."""
+    dynamic = subprocess.run(["readelf", "-d", library], capture_output=True, text=True).stdout
+    found = re.search(r"(?:RUNPATH|RPATH).*\[(.*)\]", dynamic)
+    return found[1] if found else ""
+
+
+def test_info_without_a_vendor_library(tmp_path):
+    """A plug-in whose library is not where it was is a reason, and the others are untouched."""
+    plugins = [p for p in (COMMAND.parent / "lib/quire").glob("libquire_*.so") if run_path(p)]
+    if not plugins:
+        pytest.skip("no plug-in of a vendor's library is built here")
+    for plugin in plugins:
+        path = run_path(plugin).encode()
+        broken = plugin.read_bytes().replace(path, b"/nowhere".ljust(len(path), b"/"))
+        (tmp_path / plugin.name).write_bytes(broken)
+    result = quire("info", "--json", QUIRE_PLUGIN_PATH=str(tmp_path))
+    backends = {backend["name"]: backend for backend in json.loads(result.stdout)["backends"]}
+    for plugin in plugins:
+        backend = backends[plugin.stem.removeprefix("libquire_")]
+        assert not backend["available"]
+        assert re.search(r": lib[a-z_]+\.so[.0-9]* not found$", backend["reasons"][0])
+    assert backends["cpu"]["available"] and backends["reference"]["available"]
+
+
 def test_info_without_plugins(tmp_path):
     result = quire("info", "--json", QUIRE_PLUGIN_PATH=str(tmp_path))
     backends = {backend["name"]: backend for backend in json.loads(result.stdout)["backends"]}

@@ -24,7 +24,8 @@ TEST(BatchParts, CoverEveryQueryOnceInOrder) {
   ASSERT_EQ(parts.size(), 3 + 0 + 1 + 3 + 2);
   std::int64_t index = 0;
   for (std::int64_t s = 0; s < 5; ++s) {
-    const std::int64_t q_len = ends[static_cast<std::size_t>(s)] - begins[static_cast<std::size_t>(s)];
+    const std::int64_t q_len =
+        ends[static_cast<std::size_t>(s)] - begins[static_cast<std::size_t>(s)];
     const std::int64_t step = s == 3 ? 4 : 3;
     for (std::int64_t i = 0; i < q_len; i += step, ++index) {
       const QueryPart part = parts.at(batch, index);

@@ -220,8 +220,9 @@ void store_rows(const Part& part, bool masked) {
     store_floats(to.dtype, to.data, part.token(row) * to.strides[0] + head * to.strides[1], dims,
                  out);
     if (!output.lse.present()) continue;
-    static_cast<float*>(output.lse.data)[part.token(row) * output.lse.strides[0] +
-                                         head * output.lse.strides[1]] = lse;
+    static_cast<float*>(
+        output.lse.data)[part.token(row) * output.lse.strides[0] + head * output.lse.strides[1]] =
+        lse;
   }
 }
 

@@ -25,16 +25,16 @@ std::int64_t part_queries(const AttentionSpec& spec, std::int64_t kv_len) noexce
 
 // The memory of one thread; dims is max(head_dim, value_dim).
 struct PartScratch {
-  void* q = nullptr;                     // [rows, dims]
-  void* k = nullptr;                     // [keys, dims]
-  void* v = nullptr;                     // [keys, dims]
-  float* mask = nullptr;                 // [rows, keys]
-  float* out = nullptr;                  // [rows, dims]
-  float* lse = nullptr;                  // [rows]
+  void* q = nullptr;                          // [rows, dims]
+  void* k = nullptr;                          // [keys, dims]
+  void* v = nullptr;                          // [keys, dims]
+  float* mask = nullptr;                      // [rows, keys]
+  float* out = nullptr;                       // [rows, dims]
+  float* lse = nullptr;                       // [rows]
   std::int32_t* keys_not_finite = nullptr;    // [keys]
   std::int32_t* values_not_finite = nullptr;  // [keys]
-  float* q_row = nullptr;                // [dims]
-  float* kv_row = nullptr;               // [dims]
+  float* q_row = nullptr;                     // [dims]
+  float* kv_row = nullptr;                    // [dims]
 };
 
 std::int64_t part_scratch_bytes(const AttentionSpec& spec, const BatchBounds& bounds) noexcept;
