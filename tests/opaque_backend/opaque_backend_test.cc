@@ -39,6 +39,11 @@ TEST_P(OpaqueSuite, Passes) {
   conformance::RunSummary summary;
   for (const conformance::Case& c : conformance::all_cases()) {
     if (c.suite == Suite::kFull || (c.suite == Suite::kStandard && !uses_layout(c))) continue;
+    // All of them once: how the pieces lie does not matter there.
+    if (c.suite == Suite::kStandard && conformance::matches(c.name, "*/one_call/*") &&
+        !GetParam().fuses_append) {
+      continue;
+    }
     const CaseResult result = conformance::run_case(*backend, c);
     summary.add(result);
     const bool refused = c.check == Check::kCopyRegion && c.cache == CacheStyle::kPreferred;
