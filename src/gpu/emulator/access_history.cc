@@ -6,7 +6,21 @@
 namespace quire::simt::internal {
 
 AccessHistory::AccessHistory(const HappensBefore& order, int warp_width)
-    : order_(order), warp_width_(warp_width), lists_(1) {}
+    : order_(order), warp_width_(warp_width), lists_(1), splits_(1) {}
+
+AccessHistory::Split& AccessHistory::split_of(WordHistory& word) {
+  if (word.split == 0) {
+    word.split = static_cast<std::uint32_t>(splits_.size());
+    Split& split = splits_.emplace_back();
+    split.fill(word.whole);
+    // One list has one owner.
+    for (std::size_t i = 1; i < split.size() && word.whole.more_readers != 0; ++i) {
+      split[i].more_readers = static_cast<std::uint32_t>(lists_.size());
+      lists_.push_back(ReaderList(lists_[word.whole.more_readers]));
+    }
+  }
+  return splits_[word.split];
+}
 
 bool AccessHistory::is_race(const ByteHistory& byte, int thread, AccessKind kind) const {
   if (byte.writer.block == 0) return false;

@@ -37,37 +37,29 @@ void Launch::copy_async(AsyncCopy copy) {
   const int self = current();
   const MemoryAccess destination = destination_of(copy, self);
   const MemoryAccess source = source_of(copy, self);
-  const auto raise_copy = [&](FaultKind kind, const MemoryAccess& access, std::string text) {
-    raise({.kind = kind,
-           .thread = self,
-           .text = std::move(text),
-           .access = access.kind,
-           .address = access.address,
-           .bytes = access.bytes,
-           .pc = copy.pc,
-           .site = copy.site});
-  };
   if (copy.bytes != 4 && copy.bytes != 8 && copy.bytes != 16) {
-    raise_copy(FaultKind::kMisaligned, destination, "an asynchronous copy has 4, 8 or 16 bytes");
+    checker_.raise(FaultKind::kMisaligned, destination,
+                   "an asynchronous copy has 4, 8 or 16 bytes");
   }
   if (copy.source_bytes < 0 || copy.source_bytes > copy.bytes) {
-    raise_copy(FaultKind::kOutOfBounds, source,
-               concat("an asynchronous copy of ", copy.source_bytes, " bytes into ", copy.bytes));
+    checker_.raise(
+        FaultKind::kOutOfBounds, source,
+        concat("an asynchronous copy of ", copy.source_bytes, " bytes into ", copy.bytes));
   }
   if (destination.address % destination.bytes != 0) {
-    raise_copy(FaultKind::kMisaligned, destination, "the destination of an asynchronous copy");
+    checker_.raise(FaultKind::kMisaligned, destination, "the destination of an asynchronous copy");
   }
   if (!shared_.contains(destination.address)) {
-    raise_copy(FaultKind::kOutOfBounds, destination,
-               "the destination of an asynchronous copy is not in shared memory");
+    checker_.raise(FaultKind::kOutOfBounds, destination,
+                   "the destination of an asynchronous copy is not in shared memory");
   }
   if (copy.source_bytes > 0) {
     if (source.address % destination.bytes != 0) {
-      raise_copy(FaultKind::kMisaligned, source, "the source of an asynchronous copy");
+      checker_.raise(FaultKind::kMisaligned, source, "the source of an asynchronous copy");
     }
     if (shared_.contains(source.address)) {
-      raise_copy(FaultKind::kOutOfBounds, source,
-                 "the source of an asynchronous copy is in shared memory");
+      checker_.raise(FaultKind::kOutOfBounds, source,
+                     "the source of an asynchronous copy is in shared memory");
     }
     checker_.check(source);
     std::memcpy(copy.seen.data(), copy.source, source.bytes);
@@ -99,19 +91,13 @@ void Launch::finish(const AsyncCopy& copy) {
   if (source.bytes > 0) {
     checker_.check(source);
     if (std::memcmp(copy.seen.data(), copy.source, source.bytes) != 0) {
-      raise({.kind = FaultKind::kAsyncPending,
-             .thread = self,
-             .text = "the source of an asynchronous copy changed before its wait",
-             .access = AccessKind::kRead,
-             .address = source.address,
-             .bytes = source.bytes,
-             .pc = copy.pc,
-             .site = copy.site});
+      checker_.raise(FaultKind::kAsyncPending, source,
+                     "the source of an asynchronous copy changed before its wait");
     }
   }
   checker_.end_copy(destination_of(copy, self));
   auto* const destination = static_cast<std::byte*>(copy.destination);
-  std::memcpy(destination, copy.source, source.bytes);
+  std::memcpy(destination, copy.seen.data(), source.bytes);
   std::memset(destination + source.bytes, 0, static_cast<std::size_t>(copy.bytes) - source.bytes);
 }
 

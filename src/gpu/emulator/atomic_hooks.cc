@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What compilers call for C++ atomics in code built with -fsanitize=thread (hooks.cc). Kernels use
 // simt::atomic_add and its like; these serve headers of the host that are compiled along with them,
-// and so do plainly what they say. A C++ atomic in a kernel would pass unchecked: it is a fault.
+// and counters of coverage builds, and so do plainly what they say. On the memory of a kernel a C++
+// atomic would pass unchecked: there it is a fault.
 #include <cstdint>
 
 #include "gpu/emulator/launch_state.h"
@@ -10,8 +11,11 @@ namespace {
 
 using quire::simt::internal::running_launch;
 
-void refuse_in_kernel(const void* pc) {
+void refuse_in_kernel(const volatile void* address, const void* pc) {
   if (running_launch == nullptr || running_launch->inside()) return;
+  const quire::simt::internal::Launch::Inside inside(*running_launch);
+  if (!running_launch->checker().is_device_memory(reinterpret_cast<std::uintptr_t>(address)))
+    return;
   running_launch->raise(quire::simt::FaultKind::kCheckFailed,
                         "a C++ atomic in a kernel; use those of atomics.h", {}, pc);
 }
@@ -25,14 +29,14 @@ void refuse_in_kernel(const void* pc) {
 #define QUIRE_SIMT_FETCH(bits, type, operation)                                           \
   QUIRE_SIMT_HOOK(type, atomic##bits##_##operation, "__tsan_atomic" #bits "_" #operation, \
                   type* address, type value, int) {                                       \
-    refuse_in_kernel(__builtin_return_address(0));                                        \
+    refuse_in_kernel(address, __builtin_return_address(0));                               \
     return __atomic_##operation(address, value, __ATOMIC_SEQ_CST);                        \
   }
 #define QUIRE_SIMT_COMPARE_EXCHANGE(bits, type, form)                                              \
   QUIRE_SIMT_HOOK(int, atomic##bits##_compare_exchange_##form,                                     \
                   "__tsan_atomic" #bits "_compare_exchange_" #form, type* address, type* expected, \
                   type desired, int, int) {                                                        \
-    refuse_in_kernel(__builtin_return_address(0));                                                 \
+    refuse_in_kernel(address, __builtin_return_address(0));                                        \
     return __atomic_compare_exchange_n(address, expected, desired, false, __ATOMIC_SEQ_CST,        \
                                        __ATOMIC_SEQ_CST)                                           \
                ? 1                                                                                 \
@@ -41,23 +45,23 @@ void refuse_in_kernel(const void* pc) {
 #define QUIRE_SIMT_ATOMICS(bits, type)                                                             \
   QUIRE_SIMT_HOOK(type, atomic##bits##_load, "__tsan_atomic" #bits "_load", const type* address,   \
                   int) {                                                                           \
-    refuse_in_kernel(__builtin_return_address(0));                                                 \
+    refuse_in_kernel(address, __builtin_return_address(0));                                        \
     return __atomic_load_n(address, __ATOMIC_SEQ_CST);                                             \
   }                                                                                                \
   QUIRE_SIMT_HOOK(void, atomic##bits##_store, "__tsan_atomic" #bits "_store", type* address,       \
                   type value, int) {                                                               \
-    refuse_in_kernel(__builtin_return_address(0));                                                 \
+    refuse_in_kernel(address, __builtin_return_address(0));                                        \
     __atomic_store_n(address, value, __ATOMIC_SEQ_CST);                                            \
   }                                                                                                \
   QUIRE_SIMT_HOOK(type, atomic##bits##_exchange, "__tsan_atomic" #bits "_exchange", type* address, \
                   type value, int) {                                                               \
-    refuse_in_kernel(__builtin_return_address(0));                                                 \
+    refuse_in_kernel(address, __builtin_return_address(0));                                        \
     return __atomic_exchange_n(address, value, __ATOMIC_SEQ_CST);                                  \
   }                                                                                                \
   QUIRE_SIMT_HOOK(type, atomic##bits##_compare_exchange_val,                                       \
                   "__tsan_atomic" #bits "_compare_exchange_val", type* address, type expected,     \
                   type desired, int, int) {                                                        \
-    refuse_in_kernel(__builtin_return_address(0));                                                 \
+    refuse_in_kernel(address, __builtin_return_address(0));                                        \
     __atomic_compare_exchange_n(address, &expected, desired, false, __ATOMIC_SEQ_CST,              \
                                 __ATOMIC_SEQ_CST);                                                 \
     return expected;                                                                               \

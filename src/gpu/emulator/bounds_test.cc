@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels that touch what they must not, each beside a twin that does it right.
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -224,6 +225,35 @@ TEST_P(Bounds, MisalignedAtomics) {
   EXPECT_THAT(fault_of(shape, add_at(2)), EndsWell());
   EXPECT_THAT(fault_of(shape, add_at(1)), Faults(FaultKind::kMisaligned, "an atomic operation"));
 }
+
+// A C++ atomic would go past the checks.
+TEST_P(Bounds, StandardAtomics) {
+  int memory = 0;
+  const GlobalBuffer buffer(&memory, 4, "counter", Access::kReadWrite);
+  EXPECT_THAT(
+      fault_of({.warp_width = width()}, [p = &memory] { std::atomic_ref<int>(*p).fetch_add(1); }),
+      Faults(FaultKind::kCheckFailed, "a C++ atomic in a kernel"));
+}
+
+#if defined(__SANITIZE_ADDRESS__)
+// Without hooks the sanitizer stands guard over shared memory.
+TEST(SanitizedBounds, SharedMemory) {
+  const auto store_at = [](int index) {
+    return [index] {
+      QUIRE_SIMT_SHARED(int[4], numbers);
+      int* const first = numbers;
+      first[index] = 1;
+    };
+  };
+  EXPECT_THAT(fault_of({}, store_at(3)), EndsWell());
+  EXPECT_DEATH(fault_of({}, store_at(4)), "use-after-poison");
+  const auto store_dynamic = [](int index) {
+    return [index] { static_cast<int*>(dynamic_shared())[index] = 1; };
+  };
+  EXPECT_THAT(fault_of({.shared_bytes = 64}, store_dynamic(15)), EndsWell());
+  EXPECT_DEATH(fault_of({.shared_bytes = 64}, store_dynamic(16)), "use-after-poison");
+}
+#endif
 
 TEST(Buffers, OverlapIsRefused) {
   std::vector<char> memory(100);

@@ -110,14 +110,13 @@ std::string GlobalMemory::describe(std::uintptr_t address) const {
                 " (", nearest->bytes, " bytes)");
 }
 
-ByteHistory& GlobalMemory::history(Buffer& buffer, std::uintptr_t address) {
-  const std::size_t offset = address - buffer.registered->begin;
+WordHistory* GlobalMemory::page(Buffer& buffer, std::size_t index) {
   if (buffer.pages.empty()) {
     buffer.pages.resize((buffer.registered->bytes + kPageBytes - 1) / kPageBytes);
   }
-  auto& page = buffer.pages[offset / kPageBytes];
-  if (page == nullptr) page = std::make_unique<ByteHistory[]>(kPageBytes);
-  return page[offset % kPageBytes];
+  auto& page = buffer.pages[index];
+  if (page == nullptr) page = std::make_unique<WordHistory[]>(kPageBytes / kWordBytes);
+  return page.get();
 }
 
 }  // namespace internal

@@ -31,7 +31,7 @@ class GlobalMemory {
   static constexpr std::size_t kPageBytes = 1024;
   struct Buffer {
     std::shared_ptr<RegisteredBuffer> registered;
-    std::vector<std::unique_ptr<ByteHistory[]>> pages;  // [bytes / kPageBytes], null: untouched
+    std::vector<std::unique_ptr<WordHistory[]>> pages;  // [bytes / kPageBytes], null: untouched
   };
 
   GlobalMemory();
@@ -41,8 +41,8 @@ class GlobalMemory {
   // "8 bytes past the end of out (4096 bytes)": the buffer next to an address of no buffer; empty
   // where there are none.
   std::string describe(std::uintptr_t address) const;
-  // REQUIRES: the address lies in the buffer.
-  static ByteHistory& history(Buffer& buffer, std::uintptr_t address);
+  // The words of page `index` of a buffer.
+  static WordHistory* page(Buffer& buffer, std::size_t index);
 
  private:
   std::vector<Buffer> buffers_;  // by begin

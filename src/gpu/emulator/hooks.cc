@@ -3,6 +3,9 @@
 // built so, but linked with these functions instead of ThreadSanitizer's: inside a launch every
 // access goes to its checker, outside they do nothing but what the program asked for.
 //
+// The linker may choose an instrumented copy of an inline function for the emulator itself. So the
+// hooks call nothing of the standard library before Launch::Inside tells them who runs.
+//
 // memcpy, memmove and memset are wrapped (the linker's --wrap), because compilers turn copies of
 // structures into calls of them. The sanitizer's own forms of them (__tsan_memcpy, ...), which
 // newer compilers use, come to the same place.
@@ -35,6 +38,7 @@ void check_stack() {
   const auto here = reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
   if (here - launch->scheduler().stack_low() >= kStackReserve) [[likely]]
     return;
+  const Launch::Inside inside(*launch);
   launch->raise(FaultKind::kStackOverflow, "the functions of the kernel need too much stack", {},
                 __builtin_return_address(0));
 }

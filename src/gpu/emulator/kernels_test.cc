@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels as they are written for GPUs, held to plain loops, in several orders of their threads.
 #include <cstdint>
+#include <functional>
 #include <numeric>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "gpu/emulator/emulator_fixture.h"
@@ -236,6 +238,26 @@ TEST_P(Kernels, StatsCountSwitchesAccessesAndSharedMemory) {
   EXPECT_EQ(stats.shared_bytes, 256U + 32U);
   EXPECT_GE(stats.num_accesses, 8U);
   EXPECT_GE(stats.num_switches, 2U * 2U * static_cast<std::uint64_t>(width()));
+}
+
+TEST(Launch, SeveralHostThreads) {
+  const auto launch_often = [](std::vector<int>& numbers) {
+    const GlobalBuffer buffer(numbers.data(), numbers.size() * 4, "numbers", Access::kReadWrite);
+    for (int round = 0; round < 20; ++round) {
+      launch("count", {.grid = {4}, .block = {64}}, [p = numbers.data()] {
+        QUIRE_SIMT_SHARED(int[64], local);
+        local[thread_idx().x] = p[block_idx().x * 64 + thread_idx().x];
+        sync_threads();
+        p[block_idx().x * 64 + thread_idx().x] = local[63 - thread_idx().x] + 1;
+      });
+    }
+  };
+  std::vector<std::vector<int>> numbers(3, std::vector<int>(256));
+  std::vector<std::thread> threads;
+  threads.reserve(numbers.size());
+  for (std::vector<int>& own : numbers) threads.emplace_back(launch_often, std::ref(own));
+  for (std::thread& thread : threads) thread.join();
+  for (const std::vector<int>& own : numbers) EXPECT_EQ(own, std::vector<int>(256, 20));
 }
 
 TEST(Launch, BadShapesAreRefused) {

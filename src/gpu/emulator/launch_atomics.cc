@@ -21,18 +21,12 @@ std::uint64_t Launch::atomic(void* address, std::size_t bytes, const AtomicOpera
   const AccessKind kind = !writes           ? AccessKind::kAtomicRead
                           : operation.reads ? AccessKind::kAtomicUpdate
                                             : AccessKind::kAtomicWrite;
+  const MemoryAccess access{
+      .thread = self, .address = place, .bytes = bytes, .kind = kind, .pc = pc, .site = site};
   if (place % bytes != 0) {
-    raise({.kind = FaultKind::kMisaligned,
-           .thread = self,
-           .text = "an atomic operation",
-           .access = kind,
-           .address = place,
-           .bytes = bytes,
-           .pc = pc,
-           .site = site});
+    checker_.raise(FaultKind::kMisaligned, access, "an atomic operation");
   }
-  checker_.check(
-      {.thread = self, .address = place, .bytes = bytes, .kind = kind, .pc = pc, .site = site});
+  checker_.check(access);
   order_.atomic(self, place,
                 {.reads = operation.reads,
                  .writes = writes,

@@ -59,7 +59,7 @@ void* aligned(std::vector<std::byte>& memory) {
 
 }  // namespace
 
-thread_local Launch* running_launch = nullptr;
+constinit thread_local Launch* running_launch = nullptr;
 bool hooks_are_linked = false;
 
 Launch::Launch(const char* kernel, const LaunchShape& shape, const LaunchOptions& options,
@@ -144,19 +144,21 @@ void Launch::reset_fibers() {
 }
 
 void Launch::run_thread() {
-  const int self = current();
-  thread(self).state = ThreadState::kRunnable;
+  thread(current()).state = ThreadState::kRunnable;
+  std::string thrown;
   try {
     inside_ = false;
     entry_(parameters_);
-    inside_ = true;
   } catch (const std::exception& error) {
     inside_ = true;
-    raise(FaultKind::kException, concat("the kernel threw: ", error.what()), {}, nullptr);
+    thrown = concat("the kernel threw: ", error.what());
   } catch (...) {
     inside_ = true;
-    raise(FaultKind::kException, "the kernel threw what is no std::exception", {}, nullptr);
+    thrown = "the kernel threw what is no std::exception";
   }
+  inside_ = true;
+  // Outside the handlers, which must be left before the stack is.
+  if (!thrown.empty()) raise(FaultKind::kException, std::move(thrown), {}, nullptr);
   finish_thread();
 }
 

@@ -29,7 +29,7 @@ namespace quire::simt::internal {
 
 // Hooks and the emulator's own functions see this launch; null on a host thread that runs none.
 class Launch;
-extern thread_local Launch* running_launch __attribute__((tls_model("initial-exec")));
+extern constinit thread_local Launch* running_launch __attribute__((tls_model("initial-exec")));
 
 enum class ThreadState : std::uint8_t { kNotStarted, kRunnable, kAtBarrier, kInCollective, kDone };
 
@@ -116,8 +116,9 @@ class Launch final : public FaultHandler {
   bool inside() const { return inside_; }
   // A load or store that a hook saw.
   void hooked_access(std::uintptr_t address, std::size_t bytes, AccessKind kind, const void* pc) {
+    if (inside_) return;
     ++num_accesses_;
-    if (scheduler_.on_current_stack(address) || inside_) return;
+    if (scheduler_.on_current_stack(address)) return;
     inside_ = true;
     checker_.check(
         {.thread = current(), .address = address, .bytes = bytes, .kind = kind, .pc = pc});

@@ -75,31 +75,30 @@ void* const* team_of(const Lanes& lanes) {
 template <class Shape, class T>
 void run_multiply(const Lanes& lanes) {
   void* const* const team = team_of(lanes);
-  std::array<std::array<float, Shape::kK>, Shape::kM> a{};
-  std::array<std::array<float, Shape::kN>, Shape::kK> b{};
+  double a[Shape::kM][Shape::kK];
+  double b[Shape::kK][Shape::kN];
   for (int lane = 0; lane < Shape::kLanes; ++lane) {
     const auto& own = *static_cast<const MultiplyOperands*>(team[lane]);
     for (int i = 0; i < Shape::kElementsA; ++i) {
       const Position at = Shape::a(lane, i);
-      a[static_cast<std::size_t>(at.row)][static_cast<std::size_t>(at.column)] =
-          half_of<T>(own.a[i / 2], i % 2);
+      a[at.row][at.column] = static_cast<double>(half_of<T>(own.a[i / 2], i % 2));
     }
     for (int i = 0; i < Shape::kElementsB; ++i) {
       const Position at = Shape::b(lane, i);
-      b[static_cast<std::size_t>(at.row)][static_cast<std::size_t>(at.column)] =
-          half_of<T>(own.b[i / 2], i % 2);
+      b[at.row][at.column] = static_cast<double>(half_of<T>(own.b[i / 2], i % 2));
+    }
+  }
+  double sums[Shape::kM][Shape::kN] = {};
+  for (int i = 0; i < Shape::kM; ++i) {
+    for (int k = 0; k < Shape::kK; ++k) {
+      for (int j = 0; j < Shape::kN; ++j) sums[i][j] += a[i][k] * b[k][j];
     }
   }
   for (int lane = 0; lane < Shape::kLanes; ++lane) {
     float* const d = static_cast<const MultiplyOperands*>(team[lane])->d;
     for (int i = 0; i < kAccumulators; ++i) {
       const Position at = Shape::d(lane, i);
-      double sum = 0;
-      for (std::size_t k = 0; k < Shape::kK; ++k) {
-        sum += static_cast<double>(a[static_cast<std::size_t>(at.row)][k]) *
-               static_cast<double>(b[k][static_cast<std::size_t>(at.column)]);
-      }
-      d[i] = static_cast<float>(static_cast<double>(d[i]) + sum);
+      d[i] = static_cast<float>(static_cast<double>(d[i]) + sums[at.row][at.column]);
     }
   }
 }
@@ -130,6 +129,7 @@ void multiply(const char* name, MultiplyOperands operands, Site site, const void
 constexpr int kTeamLanes = 32;
 constexpr int kRowsOfMatrix = 8;
 constexpr std::size_t kRowBytes = 16;
+constexpr int kWordBytes = 4;
 
 struct LoadOperands {
   std::uint32_t* registers;
@@ -146,31 +146,40 @@ class MatrixLoad {
 
   // The row that a lane points to: 16 bytes of shared memory on a multiple of 16.
   void check_row(int lane) const {
-    const unsigned char* const row = operands(lane).row;
-    const auto address = reinterpret_cast<std::uintptr_t>(row);
+    const auto address = reinterpret_cast<std::uintptr_t>(operands(lane).row);
     Launch& launch = *running_launch;
     const int thread = launch.thread_of_lane(first_ + lane);
-    const bool is_shared = launch.checker().is_shared(address);
-    if (!is_shared || address % kRowBytes != 0) {
-      launch.raise({.kind = is_shared ? FaultKind::kMisaligned : FaultKind::kOutOfBounds,
-                    .thread = thread,
-                    .text = is_shared ? "a row of a matrix"
-                                      : "a row of a matrix that is not in shared memory",
-                    .address = address,
-                    .bytes = kRowBytes,
-                    .pc = launch.thread(thread).pc,
-                    .site = launch.thread(thread).site});
+    const internal::MemoryAccess access{.thread = thread,
+                                        .address = address,
+                                        .bytes = kRowBytes,
+                                        .pc = launch.thread(thread).pc,
+                                        .site = launch.thread(thread).site};
+    if (!launch.checker().is_shared(address)) {
+      launch.checker().raise(FaultKind::kOutOfBounds, access,
+                             "a row of a matrix that is not in shared memory");
     }
-    check_lane_read(first_ + lane, row, kRowBytes);
+    launch.checker().check_shared_bounds(access);
+    if (address % kRowBytes != 0) {
+      launch.checker().raise(FaultKind::kMisaligned, access, "a row of a matrix");
+    }
   }
 
   // A number for `reader`. The address is one lane's, the load another's: it must be ordered after
-  // the store for the lane that gets the number.
+  // the store for the lane that gets the number. The other number of the word goes to a lane of the
+  // same team, so that the word may be looked at as a whole.
   std::uint32_t element(int matrix, int row, int column, int reader) const {
-    const unsigned char* const address = operands(kRowsOfMatrix * matrix + row).row + 2 * column;
+    const unsigned char* const begin = operands(kRowsOfMatrix * matrix + row).row;
+    check_lane_read(first_ + reader, begin + column / 2 * kWordBytes, kWordBytes);
     std::uint16_t bits = 0;
-    check_lane_read(first_ + reader, address, sizeof(bits));
-    std::memcpy(&bits, address, sizeof(bits));
+    std::memcpy(&bits, begin + sizeof(bits) * static_cast<std::size_t>(column), sizeof(bits));
+    return bits;
+  }
+  // Two neighbours of a row.
+  std::uint32_t pair(int matrix, int row, int column, int reader) const {
+    const unsigned char* const begin = operands(kRowsOfMatrix * matrix + row).row;
+    check_lane_read(first_ + reader, begin + column / 2 * kWordBytes, kWordBytes);
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, begin + column / 2 * kWordBytes, sizeof(bits));
     return bits;
   }
 
@@ -185,15 +194,12 @@ void run_load(const Lanes& lanes) {
   for (int lane = 0; lane < kRowsOfMatrix * kMatrices; ++lane) load.check_row(lane);
   for (int lane = 0; lane < kTeamLanes; ++lane) {
     for (int matrix = 0; matrix < kMatrices; ++matrix) {
-      std::uint32_t bits = 0;
-      for (int half = 0; half < 2; ++half) {
-        const int first = lane / 4;
-        const int second = 2 * (lane % 4) + half;
-        bits |= (kTransposed ? load.element(matrix, second, first, lane)
-                             : load.element(matrix, first, second, lane))
-                << (16 * half);
-      }
-      load.operands(lane).registers[matrix] = bits;
+      const int first = lane / 4;
+      const int second = 2 * (lane % 4);
+      load.operands(lane).registers[matrix] =
+          kTransposed ? load.element(matrix, second, first, lane) |
+                            load.element(matrix, second + 1, first, lane) << 16
+                      : load.pair(matrix, first, second, lane);
     }
   }
 }

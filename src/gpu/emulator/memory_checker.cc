@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/emulator/memory_checker.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/check.h"
@@ -22,7 +23,7 @@ MemoryChecker::MemoryChecker(const Parts& parts, const LaunchShape& shape,
       global_history_(parts.order, shape.warp_width) {}
 
 void MemoryChecker::begin_block() {
-  shared_history_.clear_lists();
+  shared_history_.clear();
 }
 
 void MemoryChecker::raise(FaultKind kind, const MemoryAccess& access, std::string text,
@@ -49,17 +50,23 @@ void MemoryChecker::check(const MemoryAccess& access) {
   }
 }
 
-void MemoryChecker::check_shared(const MemoryAccess& access) {
-  if (!parts_.shared.allocated(access.address, access.bytes)) {
-    const bool begins_inside = parts_.shared.allocated(access.address, 1);
-    raise(
-        FaultKind::kOutOfBounds, access,
+template <class F>
+void MemoryChecker::visit_shared(const MemoryAccess& access, F&& f) {
+  const auto [words, begin] = parts_.shared.history(access.address, access.bytes);
+  shared_history_.visit(words, begin, access.bytes, f);
+}
+
+void MemoryChecker::check_shared_bounds(const MemoryAccess& access) {
+  if (parts_.shared.allocated(access.address, access.bytes)) return;
+  const bool begins_inside = parts_.shared.allocated(access.address, 1);
+  raise(FaultKind::kOutOfBounds, access,
         concat(begins_inside ? "the access begins " : "", parts_.shared.describe(access.address)));
-  }
+}
+
+void MemoryChecker::check_shared(const MemoryAccess& access) {
+  check_shared_bounds(access);
   if (!track_) return;
-  for (std::size_t i = 0; i < access.bytes; ++i) {
-    check_shared_byte(access, parts_.shared.history(access.address + i));
-  }
+  visit_shared(access, [&](ByteHistory& byte) { check_shared_byte(access, byte); });
 }
 
 void MemoryChecker::check_shared_byte(const MemoryAccess& access, ByteHistory& byte) {
@@ -97,12 +104,19 @@ void MemoryChecker::check_global(const MemoryAccess& access, GlobalMemory::Buffe
     if (is_write(access.kind)) defined = 1;
   }
   if (registered.access == Access::kReadOnly) return;
-  for (std::size_t i = 0; i < access.bytes; ++i) {
-    ByteHistory& byte = GlobalMemory::history(buffer, access.address + i);
+  const auto check_byte = [&](ByteHistory& byte) {
     if (const auto earlier = global_history_.access(byte, access.thread, access.kind, access.pc))
         [[unlikely]] {
       raise(FaultKind::kRace, access, place(), earlier);
     }
+  };
+  for (std::size_t at = offset; at < offset + access.bytes;) {
+    const std::size_t begin = at % GlobalMemory::kPageBytes;
+    const std::size_t bytes =
+        std::min(GlobalMemory::kPageBytes - begin, offset + access.bytes - at);
+    global_history_.visit(GlobalMemory::page(buffer, at / GlobalMemory::kPageBytes), begin, bytes,
+                          check_byte);
+    at += bytes;
   }
 }
 
@@ -140,18 +154,15 @@ void MemoryChecker::check_elsewhere(const MemoryAccess& access) {
 void MemoryChecker::begin_copy(const MemoryAccess& destination) {
   check(destination);
   if (!track_) return;
-  for (std::size_t i = 0; i < destination.bytes; ++i) {
-    parts_.shared.history(destination.address + i).async_pending = true;
-  }
+  visit_shared(destination, [](ByteHistory& byte) { byte.async_pending = true; });
 }
 
 void MemoryChecker::end_copy(const MemoryAccess& destination) {
   if (!track_) return;
-  for (std::size_t i = 0; i < destination.bytes; ++i) {
-    ByteHistory& byte = parts_.shared.history(destination.address + i);
+  visit_shared(destination, [&](ByteHistory& byte) {
     byte.async_pending = false;
     check_shared_byte(destination, byte);
-  }
+  });
 }
 
 }  // namespace quire::simt::internal

@@ -45,7 +45,15 @@ class MemoryChecker {
   void begin_block();
 
   void check(const MemoryAccess& access);
+  // REQUIRES: is_shared(access.address).
+  void check_shared_bounds(const MemoryAccess& access);
+  [[noreturn]] void raise(FaultKind kind, const MemoryAccess& access, std::string text,
+                          const std::optional<EarlierAccess>& earlier = std::nullopt);
   bool is_shared(std::uintptr_t address) const { return parts_.shared.contains(address); }
+  // Shared memory or a registered buffer.
+  bool is_device_memory(std::uintptr_t address) {
+    return is_shared(address) || global_.find(address) != nullptr;
+  }
 
   // An asynchronous copy to `destination` (a write) is under way from begin to end.
   // REQUIRES: begin_copy was called with the same access before end_copy.
@@ -53,13 +61,12 @@ class MemoryChecker {
   void end_copy(const MemoryAccess& destination);
 
  private:
+  template <class F>
+  void visit_shared(const MemoryAccess& access, F&& f);
   void check_shared(const MemoryAccess& access);
   void check_shared_byte(const MemoryAccess& access, ByteHistory& byte);
   void check_global(const MemoryAccess& access, GlobalMemory::Buffer& buffer);
   void check_elsewhere(const MemoryAccess& access);
-  [[noreturn]] void raise(FaultKind kind, const MemoryAccess& access, std::string text,
-                          const std::optional<EarlierAccess>& earlier = std::nullopt);
-
   Parts parts_;
   bool track_;
   bool check_uninitialised_;

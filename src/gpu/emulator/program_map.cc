@@ -101,6 +101,7 @@ std::string look_up_code(const void* return_address) {
   std::string words;
   while (std::getline(lines, function) && std::getline(lines, place)) {
     if (place.starts_with("?")) break;
+    if (place.find("gpu/emulator/launch.h:") != std::string::npos) break;  // no longer the kernel
     if (words.empty()) innermost = function;
     const std::size_t note = place.find(" (discriminator");
     words += concat(words.empty() ? " at " : ", inlined at ", file_name(place.substr(0, note)));

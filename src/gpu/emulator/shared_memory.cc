@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/emulator/shared_memory.h"
 
+#include <algorithm>
 #include <cstring>
 #include <new>
 
@@ -39,7 +40,9 @@ void SharedMemory::allocate(Variable variable) {
   unsigned char* const place = arena_ + variable.offset;
   unpoison(place, variable.bytes);
   std::memset(place, kUndefinedByte, variable.bytes);
-  if (keep_histories_) variable.histories.resize(variable.bytes);
+  if (keep_histories_) {
+    variable.histories.resize((variable.bytes + kWordBytes - 1) / kWordBytes);
+  }
   variables_.push_back(std::move(variable));
   const Variable& added = variables_.back();
   for (std::size_t i = 0; i < added.bytes; ++i) {
@@ -65,7 +68,8 @@ void* SharedMemory::variable(const void* key, std::size_t bytes, std::size_t ali
     return nullptr;
   }
   const Variable& last = variables_.back();
-  const std::size_t offset = round_up(last.offset + last.bytes + kGapBytes, alignment);
+  const std::size_t offset =
+      round_up(last.offset + last.bytes + kGapBytes, std::max(alignment, kWordBytes));
   allocate({key, std::string("shared variable ") + name, offset, bytes});
   return arena_ + offset;
 }
@@ -75,6 +79,18 @@ bool SharedMemory::allocated(std::uintptr_t address, std::size_t bytes) const {
   if (first + bytes > arena_bytes_) return false;
   const std::uint8_t owner = owners_[first];
   return owner != 0 && (bytes == 0 || owners_[first + bytes - 1] == owner);
+}
+
+SharedMemory::Place SharedMemory::history(std::uintptr_t address, std::size_t bytes) {
+  const std::size_t offset = address - begin();
+  Variable& variable = variables_[owners_[offset] - 1U];
+  const Place place{variable.histories.data(), offset - variable.offset};
+  const std::size_t last = (place.begin + bytes - 1) / kWordBytes;
+  for (std::size_t i = place.begin / kWordBytes; i <= last; ++i) {
+    WordHistory& word = place.words[i];
+    if (word.block != block_) word = {.whole = {}, .split = 0, .block = block_};
+  }
+  return place;
 }
 
 std::string SharedMemory::describe(std::uintptr_t address) const {

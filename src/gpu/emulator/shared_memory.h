@@ -42,14 +42,13 @@ class SharedMemory {
   // "12 bytes past the end of shared variable sums (128 bytes)". REQUIRES: contains(address).
   std::string describe(std::uintptr_t address) const;
 
-  // Histories of other blocks are forgotten when somebody looks at them. REQUIRES: allocated.
-  ByteHistory& history(std::uintptr_t address) {
-    const std::size_t offset = address - begin();
-    Variable& variable = variables_[owners_[offset] - 1U];
-    ByteHistory& byte = variable.histories[offset - variable.offset];
-    if (byte.block != block_) byte = {.block = block_};
-    return byte;
-  }
+  // The words of the variable at `address`, and the address's place among their bytes. Those of
+  // `bytes` that belong to another block are made new. REQUIRES: allocated.
+  struct Place {
+    WordHistory* words;
+    std::size_t begin;
+  };
+  Place history(std::uintptr_t address, std::size_t bytes);
   std::size_t used_bytes() const { return used_bytes_; }
 
  private:
@@ -60,7 +59,7 @@ class SharedMemory {
     std::string name;
     std::size_t offset;
     std::size_t bytes;
-    std::vector<ByteHistory> histories = {};  // [bytes] or empty
+    std::vector<WordHistory> histories = {};  // [bytes / kWordBytes], or empty
   };
 
   std::uintptr_t begin() const { return reinterpret_cast<std::uintptr_t>(arena_); }
