@@ -9,15 +9,16 @@
 
 namespace {
 
+using quire::simt::internal::Launch;
 using quire::simt::internal::running_launch;
 
 void refuse_in_kernel(const volatile void* address, const void* pc) {
   if (running_launch == nullptr || running_launch->inside()) return;
-  const quire::simt::internal::Launch::Inside inside(*running_launch);
-  if (!running_launch->checker().is_device_memory(reinterpret_cast<std::uintptr_t>(address)))
-    return;
-  running_launch->raise(quire::simt::FaultKind::kCheckFailed,
-                        "a C++ atomic in a kernel; use those of atomics.h", {}, pc);
+  Launch::enter([&](Launch& launch) {
+    if (!launch.checker().is_device_memory(reinterpret_cast<std::uintptr_t>(address))) return;
+    launch.raise(quire::simt::FaultKind::kCheckFailed,
+                 "a C++ atomic in a kernel; use those of atomics.h", {}, pc);
+  });
 }
 
 }  // namespace

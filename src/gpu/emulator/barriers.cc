@@ -71,7 +71,7 @@ void Launch::complete_barrier() {
   scheduler_.wake(woken_);
 }
 
-void Launch::finish_thread() {
+void Launch::leave_kernel() {
   const int self = current();
   const auto warp = static_cast<std::size_t>(warp_of(self));
   const LaneMask lane = LaneMask{1} << (self % shape_.warp_width);
@@ -86,7 +86,6 @@ void Launch::finish_thread() {
     if ((other.mask & lane) == 0) continue;
     raise(FaultKind::kDivergentCollective, describe_waiting(), other.site, other.pc);
   }
-  scheduler_.finish();
 }
 
 LaneMask Launch::lanes_of_warp(int warp) const {

@@ -45,12 +45,12 @@ int source_lane(const ShuffleOperands& shuffle, int lane, int warp_width) {
   internal::Launch& launch = *internal::running_launch;
   const int thread = launch.thread_of_lane(lane);
   const internal::ThreadRecord& record = launch.thread(thread);
-  launch.raise({.kind = FaultKind::kInactiveLane,
-                .thread = thread,
-                .text = concat("shuffle from lane ", source, ", which takes no part; mask 0x",
-                               std::hex, mask),
-                .pc = record.pc,
-                .site = record.site});
+  throw internal::Fault{.kind = FaultKind::kInactiveLane,
+                        .thread = thread,
+                        .text = concat("shuffle from lane ", source,
+                                       ", which takes no part; mask 0x", std::hex, mask),
+                        .pc = record.pc,
+                        .site = record.site};
 }
 
 void run_shuffle(const Lanes& lanes) {
@@ -77,10 +77,15 @@ void run_vote(const Lanes& lanes) {
 }
 
 LaneMask vote(const char* name, bool predicate, LaneMask mask, Site site, const void* pc) {
-  const internal::Launch::Inside inside(*internal::running_launch);
   VoteOperands operands{.predicate = predicate, .result = 0};
-  internal::running_launch->collective(
-      {.run = run_vote, .name = name, .operands = &operands, .mask = mask, .site = site, .pc = pc});
+  internal::Launch::enter([&](internal::Launch& launch) {
+    launch.collective({.run = run_vote,
+                       .name = name,
+                       .operands = &operands,
+                       .mask = mask,
+                       .site = site,
+                       .pc = pc});
+  });
   return operands.result;
 }
 
@@ -101,14 +106,16 @@ bool all(bool predicate, LaneMask mask, Site site) noexcept {
 
 std::uint64_t internal::shuffle(ShuffleKind kind, std::uint64_t bits, int operand, LaneMask mask,
                                 Site site) noexcept {
-  const Launch::Inside inside(*running_launch);
+  const void* const pc = __builtin_return_address(0);
   ShuffleOperands operands{.kind = kind, .operand = operand, .value = bits, .result = 0};
-  running_launch->collective({.run = run_shuffle,
-                              .name = "shuffle",
-                              .operands = &operands,
-                              .mask = mask,
-                              .site = site,
-                              .pc = __builtin_return_address(0)});
+  Launch::enter([&](Launch& launch) {
+    launch.collective({.run = run_shuffle,
+                       .name = "shuffle",
+                       .operands = &operands,
+                       .mask = mask,
+                       .site = site,
+                       .pc = pc});
+  });
   return operands.result;
 }
 

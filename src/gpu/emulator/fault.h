@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A fault as the emulator finds it, before it is put into words on the host's stack.
+// A fault as the emulator finds it, before it is put into words on the host's stack. It is thrown,
+// and caught where the kernel called the emulator (Launch::enter): no frame of a kernel is unwound.
 #pragma once
 
 #include <cstddef>
@@ -23,13 +24,6 @@ struct Fault {
   const void* pc = nullptr;  // where the kernel was, if known
   Site site = {};            // the same, from the call; preferred where its line is not 0
   std::optional<EarlierAccess> earlier = std::nullopt;
-};
-
-class FaultHandler {
- public:
-  virtual ~FaultHandler() = default;
-  // Ends the launch. REQUIRES: called while the thread of the fault runs.
-  [[noreturn]] virtual void raise(Fault fault) = 0;
 };
 
 }  // namespace quire::simt::internal

@@ -4,7 +4,7 @@
 // access goes to its checker, outside they do nothing but what the program asked for.
 //
 // The linker may choose an instrumented copy of an inline function for the emulator itself. So the
-// hooks call nothing of the standard library before Launch::Inside tells them who runs.
+// hooks call nothing of the standard library before Launch::enter, which lets them see who runs.
 //
 // memcpy, memmove and memset are wrapped (the linker's --wrap), because compilers turn copies of
 // structures into calls of them. The sanitizer's own forms of them (__tsan_memcpy, ...), which
@@ -32,15 +32,16 @@ void note_range(const void* address, std::size_t bytes, AccessKind kind, const v
   if (bytes != 0) note(address, bytes, kind, pc);
 }
 
-void check_stack() {
+void check_stack(const void* pc) {
   Launch* const launch = running_launch;
   if (launch == nullptr || launch->inside()) return;
   const auto here = reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
   if (here - launch->scheduler().stack_low() >= kStackReserve) [[likely]]
     return;
-  const Launch::Inside inside(*launch);
-  launch->raise(FaultKind::kStackOverflow, "the functions of the kernel need too much stack", {},
-                __builtin_return_address(0));
+  Launch::enter([pc](Launch& overflowing) {
+    overflowing.raise(FaultKind::kStackOverflow, "the functions of the kernel need too much stack",
+                      {}, pc);
+  });
 }
 
 }  // namespace
@@ -99,7 +100,7 @@ QUIRE_SIMT_HOOK(void, init, "__tsan_init", ) {
   quire::simt::internal::hooks_are_linked = true;
 }
 QUIRE_SIMT_HOOK(void, func_entry, "__tsan_func_entry", const void*) {
-  check_stack();
+  check_stack(__builtin_return_address(0));
 }
 QUIRE_SIMT_HOOK(void, func_exit, "__tsan_func_exit", ) {}
 

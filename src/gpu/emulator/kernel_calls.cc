@@ -37,43 +37,44 @@ int warp_width() noexcept {
 }
 
 void sync_threads(Site site) noexcept {
-  const Launch::Inside inside(*running_launch);
-  running_launch->sync_threads(site, QUIRE_SIMT_CALLER);
+  const void* const pc = QUIRE_SIMT_CALLER;
+  Launch::enter([=](Launch& launch) { launch.sync_threads(site, pc); });
 }
 
 void sync_warp(LaneMask mask, Site site) noexcept {
-  const Launch::Inside inside(*running_launch);
-  running_launch->collective({.run = nullptr,
-                              .name = "sync_warp",
-                              .operands = nullptr,
-                              .mask = mask,
-                              .site = site,
-                              .pc = QUIRE_SIMT_CALLER});
+  const void* const pc = QUIRE_SIMT_CALLER;
+  Launch::enter([=](Launch& launch) {
+    launch.collective({.run = nullptr,
+                       .name = "sync_warp",
+                       .operands = nullptr,
+                       .mask = mask,
+                       .site = site,
+                       .pc = pc});
+  });
 }
 
 void warp_collective(CollectiveFunction run, const char* name, void* operands, LaneMask mask,
                      Site site) noexcept {
-  const Launch::Inside inside(*running_launch);
-  running_launch->collective({.run = run,
-                              .name = name,
-                              .operands = operands,
-                              .mask = mask,
-                              .site = site,
-                              .pc = QUIRE_SIMT_CALLER});
+  const void* const pc = QUIRE_SIMT_CALLER;
+  Launch::enter([=](Launch& launch) {
+    launch.collective(
+        {.run = run, .name = name, .operands = operands, .mask = mask, .site = site, .pc = pc});
+  });
 }
 
 namespace {
 
 void check_lane_access(int lane, const void* address, std::size_t bytes, AccessKind kind) {
-  Launch& launch = *running_launch;
-  const int thread = launch.thread_of_lane(lane);
-  const internal::ThreadRecord& record = launch.thread(thread);
-  launch.checker().check({.thread = thread,
-                          .address = reinterpret_cast<std::uintptr_t>(address),
-                          .bytes = bytes,
-                          .kind = kind,
-                          .pc = record.pc,
-                          .site = record.site});
+  Launch::enter([=](Launch& launch) {
+    const int thread = launch.thread_of_lane(lane);
+    const internal::ThreadRecord& record = launch.thread(thread);
+    launch.checker().check({.thread = thread,
+                            .address = reinterpret_cast<std::uintptr_t>(address),
+                            .bytes = bytes,
+                            .kind = kind,
+                            .pc = record.pc,
+                            .site = record.site});
+  });
 }
 
 }  // namespace
@@ -87,34 +88,34 @@ void check_lane_write(int lane, const void* address, std::size_t bytes) noexcept
 }
 
 void fence_block() noexcept {
-  const Launch::Inside inside(*running_launch);
-  running_launch->order().fence(running_launch->current(), internal::Scope::kBlock);
+  Launch::enter(
+      [](Launch& launch) { launch.order().fence(launch.current(), internal::Scope::kBlock); });
 }
 
 void fence_device() noexcept {
-  const Launch::Inside inside(*running_launch);
-  running_launch->order().fence(running_launch->current(), internal::Scope::kDevice);
+  Launch::enter(
+      [](Launch& launch) { launch.order().fence(launch.current(), internal::Scope::kDevice); });
 }
 
 void copy_async(void* shared_destination, const void* global_source, int bytes, int source_bytes,
                 Site site) noexcept {
-  const Launch::Inside inside(*running_launch);
-  running_launch->copy_async({.destination = shared_destination,
-                              .source = global_source,
-                              .bytes = bytes,
-                              .source_bytes = source_bytes,
-                              .pc = QUIRE_SIMT_CALLER,
-                              .site = site});
+  const void* const pc = QUIRE_SIMT_CALLER;
+  Launch::enter([=](Launch& launch) {
+    launch.copy_async({.destination = shared_destination,
+                       .source = global_source,
+                       .bytes = bytes,
+                       .source_bytes = source_bytes,
+                       .pc = pc,
+                       .site = site});
+  });
 }
 
 void copy_async_commit() noexcept {
-  const Launch::Inside inside(*running_launch);
-  running_launch->copy_async_commit();
+  Launch::enter([](Launch& launch) { launch.copy_async_commit(); });
 }
 
 void copy_async_wait(int groups_left) noexcept {
-  const Launch::Inside inside(*running_launch);
-  running_launch->copy_async_wait(groups_left);
+  Launch::enter([=](Launch& launch) { launch.copy_async_wait(groups_left); });
 }
 
 void* dynamic_shared() noexcept {
@@ -124,22 +125,24 @@ void* dynamic_shared() noexcept {
 void check(bool condition, const char* text, Site site) noexcept {
   if (condition) [[likely]]
     return;
-  const Launch::Inside inside(*running_launch);
-  running_launch->raise(FaultKind::kCheckFailed, text, site, QUIRE_SIMT_CALLER);
+  const void* const pc = QUIRE_SIMT_CALLER;
+  Launch::enter([=](Launch& launch) { launch.raise(FaultKind::kCheckFailed, text, site, pc); });
 }
 
 namespace internal {
 
 void* static_shared(const void* key, std::size_t bytes, std::size_t alignment,
                     const char* name) noexcept {
-  const Launch::Inside inside(*running_launch);
-  return running_launch->static_shared(key, bytes, alignment, name, QUIRE_SIMT_CALLER);
+  const void* const pc = QUIRE_SIMT_CALLER;
+  return Launch::enter(
+      [=](Launch& launch) { return launch.static_shared(key, bytes, alignment, name, pc); });
 }
 
 std::uint64_t atomic(void* address, std::size_t bytes, const AtomicOperation& operation,
                      Site site) noexcept {
-  const Launch::Inside inside(*running_launch);
-  return running_launch->atomic(address, bytes, operation, site, QUIRE_SIMT_CALLER);
+  const void* const pc = QUIRE_SIMT_CALLER;
+  return Launch::enter(
+      [&](Launch& launch) { return launch.atomic(address, bytes, operation, site, pc); });
 }
 
 }  // namespace internal

@@ -80,8 +80,7 @@ Launch::Launch(const char* kernel, const LaunchShape& shape, const LaunchOptions
                 .shared = shared_,
                 .fibers = fibers_,
                 .host_stack = fibers_.host_stack(),
-                .parameters = {reinterpret_cast<std::uintptr_t>(parameters_), parameter_bytes},
-                .handler = *this},
+                .parameters = {reinterpret_cast<std::uintptr_t>(parameters_), parameter_bytes}},
                shape, options, hooks_present()) {
   std::memcpy(parameters_, parameters, parameter_bytes);
   for (std::size_t i = 0; i < threads_.size(); ++i) threads_[i].index = unravel(i, shape.block);
@@ -157,19 +156,15 @@ void Launch::run_thread() {
     thrown = "the kernel threw what is no std::exception";
   }
   inside_ = true;
-  // Outside the handlers, which must be left before the stack is.
-  if (!thrown.empty()) raise(FaultKind::kException, std::move(thrown), {}, nullptr);
-  finish_thread();
-}
-
-void Launch::raise(Fault fault) {
-  inside_ = true;
-  fault_ = std::move(fault);
-  scheduler_.abandon();
+  enter([&](Launch& launch) {
+    if (!thrown.empty()) launch.raise(FaultKind::kException, std::move(thrown), {}, nullptr);
+    launch.leave_kernel();
+  });
+  scheduler_.finish();
 }
 
 void Launch::raise(FaultKind kind, std::string text, Site site, const void* pc) {
-  raise({.kind = kind, .thread = current(), .text = std::move(text), .pc = pc, .site = site});
+  throw Fault{.kind = kind, .thread = current(), .text = std::move(text), .pc = pc, .site = site};
 }
 
 void* Launch::static_shared(const void* key, std::size_t bytes, std::size_t alignment,

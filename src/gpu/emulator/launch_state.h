@@ -3,9 +3,9 @@
 // that judge what they do. The calls of simt.h come here through Launch::running().
 //
 // Invariants:
-// - Kernel code runs only on fibers, between enter and leave of Inside; everything of the emulator
-//   runs outside, where hooks and replaced library functions check nothing.
-// - A thread never returns from raise(); its stack is left as it is.
+// - Kernel code runs only on fibers, and only in calls of `entry`; it comes back to the emulator by
+//   enter(), inside of which hooks and replaced library functions check nothing.
+// - A thread that has a fault never leaves enter(): its stack is left as it is.
 //
 // Thread safety: a launch belongs to the host thread that made it.
 #pragma once
@@ -77,15 +77,30 @@ struct CollectiveCall {
   const void* pc;
 };
 
-class Launch final : public FaultHandler {
+class Launch {
  public:
   Launch(const char* kernel, const LaunchShape& shape, const LaunchOptions& options,
          KernelEntry entry, const void* parameters, std::size_t parameter_bytes);
-  ~Launch() override;
+  ~Launch();
+  Launch(const Launch&) = delete;
+  Launch& operator=(const Launch&) = delete;
 
   LaunchStats run();
 
-  // --- called by the thread that runs, outside kernel code
+  // Calls f(launch), the emulator's work, for the thread that runs in this host thread.
+  template <class F>
+  static auto enter(F&& f) noexcept {
+    Launch& launch = *running_launch;
+    const Inside inside(launch);
+    try {
+      return f(launch);
+    } catch (Fault& fault) {
+      launch.fault_ = std::move(fault);
+    }
+    launch.scheduler_.abandon();
+  }
+
+  // --- inside enter(); each may throw a Fault
   void sync_threads(Site site, const void* pc);
   void collective(const CollectiveCall& call);
   void copy_async(AsyncCopy copy);
@@ -95,7 +110,6 @@ class Launch final : public FaultHandler {
                        Site site, const void* pc);
   void* static_shared(const void* key, std::size_t bytes, std::size_t alignment, const char* name,
                       const void* pc);
-  [[noreturn]] void raise(Fault fault) override;
   [[noreturn]] void raise(FaultKind kind, std::string text, Site site, const void* pc);
 
   int current() const { return scheduler_.current(); }
@@ -119,31 +133,34 @@ class Launch final : public FaultHandler {
     if (inside_) return;
     ++num_accesses_;
     if (scheduler_.on_current_stack(address)) return;
-    inside_ = true;
-    checker_.check(
-        {.thread = current(), .address = address, .bytes = bytes, .kind = kind, .pc = pc});
-    inside_ = false;
+    enter([&](Launch& launch) {
+      launch.checker_.check(
+          {.thread = current(), .address = address, .bytes = bytes, .kind = kind, .pc = pc});
+    });
   }
-
-  // Marks that the emulator itself runs.
-  class Inside {
-   public:
-    explicit Inside(Launch& launch) : launch_(launch) { launch_.inside_ = true; }
-    ~Inside() { launch_.inside_ = false; }
-    Inside(const Inside&) = delete;
-    Inside& operator=(const Inside&) = delete;
-
-   private:
-    Launch& launch_;
-  };
 
   // What a fiber does for one thread of one block.
   void run_thread();
 
  private:
+  // Marks that the emulator itself runs.
+  class Inside {
+   public:
+    explicit Inside(Launch& launch) : launch_(launch), before_(launch.inside_) {
+      launch_.inside_ = true;
+    }
+    ~Inside() { launch_.inside_ = before_; }
+    Inside(const Inside&) = delete;
+    Inside& operator=(const Inside&) = delete;
+
+   private:
+    Launch& launch_;
+    bool before_;
+  };
+
   void run_block(Dim3 block);
   void reset_fibers();
-  void finish_thread();
+  void leave_kernel();
   void finish(const AsyncCopy& copy);
   void complete_barrier();
   void complete_collective(int warp, LaneMask lanes);

@@ -106,23 +106,23 @@ void run_multiply(const Lanes& lanes) {
 // Waits for the lanes that multiply or load with the caller: `num_lanes` of them, which must exist.
 void run_in_team(CollectiveFunction run, const char* name, void* operands, int num_lanes, Site site,
                  const void* pc) {
-  Launch& launch = *running_launch;
-  const LaneMask existing = launch.lanes_of_warp(launch.warp_of(launch.current()));
-  const int first = launch.current() % launch.shape().warp_width / num_lanes * num_lanes;
-  const LaneMask mask = (num_lanes == 64 ? kFullMask : (LaneMask{1} << num_lanes) - 1) << first;
-  if ((existing & mask) != mask) {
-    launch.raise(
-        FaultKind::kCheckFailed,
-        concat(name, " needs ", num_lanes, " lanes, here are ", std::popcount(existing & mask)),
-        site, pc);
-  }
-  launch.collective(
-      {.run = run, .name = name, .operands = operands, .mask = mask, .site = site, .pc = pc});
+  Launch::enter([&](Launch& launch) {
+    const LaneMask existing = launch.lanes_of_warp(launch.warp_of(launch.current()));
+    const int first = launch.current() % launch.shape().warp_width / num_lanes * num_lanes;
+    const LaneMask mask = (num_lanes == 64 ? kFullMask : (LaneMask{1} << num_lanes) - 1) << first;
+    if ((existing & mask) != mask) {
+      launch.raise(
+          FaultKind::kCheckFailed,
+          concat(name, " needs ", num_lanes, " lanes, here are ", std::popcount(existing & mask)),
+          site, pc);
+    }
+    launch.collective(
+        {.run = run, .name = name, .operands = operands, .mask = mask, .site = site, .pc = pc});
+  });
 }
 
 template <class Shape, class T>
 void multiply(const char* name, MultiplyOperands operands, Site site, const void* pc) {
-  const Launch::Inside inside(*running_launch);
   run_in_team(run_multiply<Shape, T>, name, &operands, Shape::kLanes, site, pc);
 }
 
@@ -207,7 +207,6 @@ void run_load(const Lanes& lanes) {
 template <int kMatrices, bool kTransposed>
 void load_matrices(const char* name, std::uint32_t* registers, const void* row, Site site,
                    const void* pc) {
-  const Launch::Inside inside(*running_launch);
   LoadOperands operands{registers, static_cast<const unsigned char*>(row)};
   run_in_team(run_load<kMatrices, kTransposed>, name, &operands, kTeamLanes, site, pc);
 }

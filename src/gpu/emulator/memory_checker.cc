@@ -28,16 +28,15 @@ void MemoryChecker::begin_block() {
 
 void MemoryChecker::raise(FaultKind kind, const MemoryAccess& access, std::string text,
                           const std::optional<EarlierAccess>& earlier) {
-  parts_.handler.raise({.kind = kind,
-                        .thread = access.thread,
-                        .text = std::move(text),
-                        .access = access.kind,
-                        .address = access.address,
-                        .bytes = access.bytes,
-                        .pc = access.pc,
-                        .site = access.site,
-                        .earlier = earlier});
-  __builtin_unreachable();
+  throw Fault{.kind = kind,
+              .thread = access.thread,
+              .text = std::move(text),
+              .access = access.kind,
+              .address = access.address,
+              .bytes = access.bytes,
+              .pc = access.pc,
+              .site = access.site,
+              .earlier = earlier};
 }
 
 void MemoryChecker::check(const MemoryAccess& access) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Judges every access of a kernel: may this thread touch these bytes, are they defined, and is the
-// access ordered after those of other threads. What it finds goes to the FaultHandler.
+// access ordered after those of other threads. What it finds it throws.
 //
 // Without hooks only part of the accesses come by, so only their bounds and permissions are judged.
 //
@@ -37,7 +37,6 @@ class MemoryChecker {
     const FiberSet& fibers;
     StackRange host_stack;
     StackRange parameters;
-    FaultHandler& handler;
   };
   MemoryChecker(const Parts& parts, const LaunchShape& shape, const LaunchOptions& options,
                 bool track_histories);
