@@ -11,6 +11,9 @@
 namespace quire::simt {
 namespace {
 
+// What the emulator sees without hooks too.
+class Limits : public WarpWidths {};
+
 class Bounds : public WarpWidths {
  protected:
   void SetUp() override { QUIRE_SIMT_NEEDS_HOOKS(); }
@@ -190,7 +193,7 @@ TEST_P(Bounds, UndefinedGlobalMemory) {
   EXPECT_THAT(fault_of(shape, load), EndsWell());
 }
 
-TEST_P(Bounds, SharedMemoryLimit) {
+TEST_P(Limits, SharedMemory) {
   const auto kernel = [] {
     QUIRE_SIMT_SHARED(char[1000], large);
     large[0] = 1;
@@ -215,7 +218,7 @@ TEST_P(Bounds, StackOverflow) {
               Faults(FaultKind::kStackOverflow, "too much stack"));
 }
 
-TEST_P(Bounds, MisalignedAtomics) {
+TEST_P(Limits, AlignmentOfAtomics) {
   alignas(8) std::array<std::uint32_t, 4> memory{};
   const GlobalBuffer buffer(memory.data(), 16, "counters", Access::kReadWrite);
   const LaunchShape shape{.warp_width = width()};
@@ -292,6 +295,7 @@ TEST(Reports, SayWhoWhereAndWhat) {
 }
 
 INSTANTIATE_TEST_SUITE_P(BothWidths, Bounds, testing::Values(32, 64));
+INSTANTIATE_TEST_SUITE_P(BothWidths, Limits, testing::Values(32, 64));
 
 }  // namespace
 }  // namespace quire::simt
