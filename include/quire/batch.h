@@ -94,6 +94,11 @@ struct BatchBounds {
   std::int64_t max_tokens = 0;        // rows of Q, and rows of new K and V
   std::int64_t max_kv_len = 0;        // keys of one sequence
   std::int64_t max_total_kv_len = 0;  // keys of all sequences: bounds partial results and tables
+  std::int64_t max_q_len = 0;         // queries of one sequence; 0: max_tokens
+
+  constexpr std::int64_t longest_query() const noexcept {
+    return max_q_len > 0 && max_q_len < max_tokens ? max_q_len : max_tokens;
+  }
 };
 
 }  // namespace quire

@@ -120,6 +120,8 @@ void validate_queries(const BatchBounds& bounds, const QueryRanges& queries, Bat
             ", before its begin at ", begin);
     require(end <= bounds.max_tokens, "queries.ends: sequence ", s, " ends at row ", end,
             ", more than max_tokens ", bounds.max_tokens);
+    require(end - begin <= bounds.longest_query(), "queries: sequence ", s, " has ", end - begin,
+            " queries, more than max_q_len ", bounds.longest_query());
     facts.num_tokens += end - begin;
     facts.max_q_len = std::max(facts.max_q_len, end - begin);
     previous_end = end;
@@ -350,7 +352,7 @@ BatchFacts facts_of_bounds(const BatchBounds& bounds, const BatchView& batch) {
   BatchFacts facts;
   facts.num_rows = bounds.max_tokens;
   facts.num_tokens = bounds.max_tokens;
-  facts.max_q_len = bounds.max_tokens;
+  facts.max_q_len = bounds.longest_query();
   facts.max_kv_len = bounds.max_kv_len;
   facts.total_kv_len = bounds.max_total_kv_len;
   facts.on_device = true;

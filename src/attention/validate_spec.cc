@@ -116,6 +116,7 @@ void validate_bounds(const AttentionSpec& spec, const BatchBounds& bounds) {
   in_range("max_sequences", bounds.max_sequences);
   in_range("max_tokens", bounds.max_tokens);
   in_range("max_kv_len", bounds.max_kv_len);
+  in_range("max_q_len", bounds.max_q_len);
   require(bounds.max_total_kv_len >= 0,
           "bounds.max_total_kv_len: negative: ", bounds.max_total_kv_len);
   require(bounds.max_sequences == 0 || bounds.max_total_kv_len >= bounds.max_kv_len,

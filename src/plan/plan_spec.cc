@@ -124,7 +124,7 @@ PlanBounds plan_bounds(const PlanSpec& spec, const BatchBounds& bounds) {
   double units_per_token = 0;
   SequencePlan full;
   plan_heads(spec, row_tile, full);
-  for (std::int64_t q_len = 1; q_len <= bounds.max_tokens; ++q_len) {
+  for (std::int64_t q_len = 1; q_len <= bounds.longest_query(); ++q_len) {
     const SequencePlan plan = plan_sequence(spec, {.q_len = q_len, .kv_len = 0});
     const std::int64_t num_rows = q_len * spec.group;
     const std::int64_t units = plan.num_units();

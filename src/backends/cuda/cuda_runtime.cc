@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/cuda/cuda_runtime.h"
+
+#include <cuda_runtime_api.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "backends/cuda/cuda_kernels.h"
+#include "base/check.h"
+
+namespace quire::gpu {
+namespace {
+
+void check(cudaError_t result, const char* what) {
+  if (result == cudaSuccess) return;
+  (void)cudaGetLastError();  // it would come back from the next call otherwise
+  const ErrorCode code =
+      result == cudaErrorMemoryAllocation ? ErrorCode::kOutOfMemory : ErrorCode::kDevice;
+  fail(code, "CUDA: ", what, ": ", cudaGetErrorString(result), " (", cudaGetErrorName(result), ")");
+}
+
+cudaStream_t native(Stream stream) {
+  return static_cast<cudaStream_t>(stream.handle);
+}
+
+class CudaMemory final : public DeviceMemory {
+ public:
+  explicit CudaMemory(int index) : device_{DeviceKind::kCuda, index} {}
+
+  Device device() const noexcept override { return device_; }
+
+  void* allocate(std::int64_t size_bytes, PageHint) override {
+    void* data = nullptr;
+    const cudaError_t result = cudaMalloc(&data, static_cast<std::size_t>(size_bytes));
+    if (result != cudaSuccess) {
+      (void)cudaGetLastError();
+      fail(ErrorCode::kOutOfMemory, "CUDA: no ", size_bytes,
+           " bytes of device memory: ", cudaGetErrorString(result));
+    }
+    return data;
+  }
+  void free(void* data) noexcept override { (void)cudaFree(data); }
+  void* allocate_host(std::int64_t size_bytes) override {
+    void* data = nullptr;
+    const cudaError_t result = cudaHostAlloc(&data, static_cast<std::size_t>(size_bytes),
+                                             cudaHostAllocPortable | cudaHostAllocMapped);
+    if (result != cudaSuccess) {
+      (void)cudaGetLastError();
+      fail(ErrorCode::kOutOfMemory, "CUDA: no ", size_bytes,
+           " bytes of pinned host memory: ", cudaGetErrorString(result));
+    }
+    return data;
+  }
+  void free_host(void* data) noexcept override { (void)cudaFreeHost(data); }
+
+  void copy_to_device(void* device, const void* host, std::int64_t size_bytes,
+                      Stream stream) override {
+    check(cudaMemcpyAsync(device, host, static_cast<std::size_t>(size_bytes),
+                          cudaMemcpyHostToDevice, native(stream)),
+          "copy to the device");
+  }
+  void copy_to_host(void* host, const void* device, std::int64_t size_bytes,
+                    Stream stream) override {
+    check(cudaMemcpyAsync(host, device, static_cast<std::size_t>(size_bytes),
+                          cudaMemcpyDeviceToHost, native(stream)),
+          "copy to the host");
+  }
+  void fill(void* device, unsigned char byte, std::int64_t size_bytes, Stream stream) override {
+    check(cudaMemsetAsync(device, byte, static_cast<std::size_t>(size_bytes), native(stream)),
+          "fill");
+  }
+  Stream create_stream() override {
+    cudaStream_t stream = nullptr;
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "create a stream");
+    return {stream};
+  }
+  void destroy_stream(Stream stream) noexcept override { (void)cudaStreamDestroy(native(stream)); }
+  void synchronize(Stream stream) override {
+    check(cudaStreamSynchronize(native(stream)), "work on a stream");
+  }
+
+ private:
+  Device device_;
+};
+
+class CudaRuntime final : public GpuRuntime {
+ public:
+  CudaRuntime() : index_(current_device()), memory_(index_) {
+    check(cudaGetDeviceProperties(&properties_, index_), "properties of the device");
+  }
+
+  DeviceMemory& memory() override { return memory_; }
+  std::string version() const override { return version_text(); }
+  std::string architecture() const override {
+    return concat("sm_", properties_.major, properties_.minor);
+  }
+  int num_processors() const override { return properties_.multiProcessorCount; }
+
+  int blocks_per_processor(const KernelId& id) override { return instance(id).resident; }
+
+  void launch(const KernelId& id, int num_blocks, const void* args, Stream stream) override {
+    const Instance& kernel = instance(id);
+    void* arguments[] = {const_cast<void*>(args)};
+    check(cudaLaunchKernel(kernel.kernel.function, dim3(static_cast<unsigned>(num_blocks)),
+                           dim3(static_cast<unsigned>(kernel.kernel.num_threads)), arguments,
+                           static_cast<std::size_t>(kernel.kernel.shared_bytes), native(stream)),
+          "launch");
+  }
+
+  bool is_reachable(const void* data) override {
+    cudaPointerAttributes attributes{};
+    if (cudaPointerGetAttributes(&attributes, data) != cudaSuccess) {
+      (void)cudaGetLastError();
+      return false;
+    }
+    return attributes.type != cudaMemoryTypeUnregistered;
+  }
+  bool is_capturing(Stream stream) override {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(native(stream), &status), "state of a stream");
+    return status != cudaStreamCaptureStatusNone;
+  }
+
+  void* create_fence() override {
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "create an event");
+    return event;
+  }
+  void destroy_fence(void* fence) noexcept override {
+    (void)cudaEventDestroy(static_cast<cudaEvent_t>(fence));
+  }
+  void record_fence(void* fence, Stream stream) override {
+    check(cudaEventRecord(static_cast<cudaEvent_t>(fence), native(stream)), "record an event");
+  }
+  void wait_fence(void* fence) override {
+    check(cudaEventSynchronize(static_cast<cudaEvent_t>(fence)), "work before an event");
+  }
+
+  static std::string version_text() {
+    int driver = 0;
+    check(cudaDriverGetVersion(&driver), "version of the driver");
+    return concat("CUDA ", driver / 1000, ".", driver % 1000 / 10);
+  }
+
+ private:
+  struct Instance {
+    CudaKernel kernel;
+    int resident = 1;
+  };
+
+  static int current_device() {
+    int index = 0;
+    check(cudaGetDevice(&index), "current device");
+    return index;
+  }
+
+  // Made ready when it is first used.
+  const Instance& instance(const KernelId& id) {
+    const int key = (static_cast<int>(id.kind) * 16 + static_cast<int>(id.stored)) * 1024 + id.dims;
+    const std::lock_guard lock(mutex_);
+    const auto found = instances_.find(key);
+    if (found != instances_.end()) return found->second;
+    Instance made{.kernel = cuda_kernel(id)};
+    if (made.kernel.shared_bytes > 48 * 1024) {
+      check(cudaFuncSetAttribute(made.kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 made.kernel.shared_bytes),
+            "shared memory of a kernel");
+    }
+    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+              &made.resident, made.kernel.function, made.kernel.num_threads,
+              static_cast<std::size_t>(made.kernel.shared_bytes)),
+          "occupancy of a kernel");
+    require(made.resident > 0,
+            "a kernel needs more than this device has: ", made.kernel.shared_bytes,
+            " bytes of shared memory");
+    return instances_.emplace(key, made).first->second;
+  }
+
+  int index_;
+  CudaMemory memory_;
+  cudaDeviceProp properties_{};
+  std::mutex mutex_;
+  std::map<int, Instance> instances_;
+};
+
+}  // namespace
+
+Availability probe_cuda() {
+  int count = 0;
+  const cudaError_t result = cudaGetDeviceCount(&count);
+  if (result != cudaSuccess) {
+    (void)cudaGetLastError();
+    return {.available = false,
+            .version = "",
+            .reasons = {concat("CUDA: ", cudaGetErrorString(result))}};
+  }
+  if (count == 0) return {.available = false, .version = "", .reasons = {"no CUDA device"}};
+  int major = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "capability");
+  if (major < 8) {
+    return {.available = false,
+            .version = "",
+            .reasons = {concat("needs compute capability 8.0, the device has ", major, ".x")}};
+  }
+  return {.available = true, .version = CudaRuntime::version_text(), .reasons = {}};
+}
+
+std::unique_ptr<GpuRuntime> make_cuda_runtime() {
+  return std::make_unique<CudaRuntime>();
+}
+
+}  // namespace quire::gpu

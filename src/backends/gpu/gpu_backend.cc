@@ -1,0 +1,487 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "backends/gpu/gpu_backend.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "backends/gpu/gpu_metadata.h"
+#include "backends/gpu/staging_ring.h"
+#include "base/check.h"
+#include "gpu/kernel_args.h"
+#include "layout/kv_extent.h"
+#include "plan/plan_spec.h"
+#include "quire/version.h"
+
+namespace quire::gpu {
+namespace {
+
+// The longest row of K or V that the portable kernel holds in its registers.
+constexpr int kMaxDims = 1024;
+
+// Dims of the instance that holds rows of this spec, or 0 where only the portable kernel does.
+int padded_dims(const AttentionSpec& spec) {
+  const int dims = std::max(spec.head_dim, spec.value_dim);
+  for (const int padded : {64, 128, 256}) {
+    if (dims <= padded) return padded;
+  }
+  return 0;
+}
+
+PlanParams plan_params(const AttentionSpec& spec) {
+  PlanParams params;
+  params.kv_heads_per_item = 1;
+  params.row_tile = tile_rows(padded_dims(spec));
+  params.key_tile = 64;
+  params.item_rows = params.row_tile;
+  params.rows_per_key_read = 130;
+  return params;
+}
+
+std::int64_t value_stride(const AttentionSpec& spec) {
+  return (spec.value_dim + 3) / 4 * 4;
+}
+
+// What one prepared batch keeps in the device's memory.
+struct DeviceLayout {
+  std::int64_t counts, merge_counters, stream_items, tile_items, sums, values, metadata, total;
+  PlanBounds plan;
+};
+
+DeviceLayout device_layout(const AttentionSpec& spec, const PlanSpec& plan,
+                           const BatchBounds& bounds) {
+  std::int64_t used = 0;
+  const auto take = [&used](std::int64_t count, std::int64_t size) {
+    const std::int64_t begin = used;
+    used += (count * size + 127) / 128 * 128;
+    return begin;
+  };
+  DeviceLayout layout{};
+  layout.plan = plan_bounds(plan, bounds);
+  layout.counts = take(1, sizeof(PlanCounts));
+  layout.merge_counters = take(layout.plan.merges, sizeof(std::int32_t));
+  layout.stream_items = take(layout.plan.items, sizeof(Item));
+  layout.tile_items = take(layout.plan.items, sizeof(Item));
+  layout.sums = take(layout.plan.partial_rows, 2 * sizeof(float));
+  layout.values = take(layout.plan.partial_rows, value_stride(spec) * std::int64_t{sizeof(float)});
+  layout.metadata = take(metadata_layout(spec, bounds).total, 1);
+  layout.total = used;
+  return layout;
+}
+
+// A fault that kernels found, as the caller should read it.
+Status fault_status(std::uint64_t code) {
+  const auto fault = static_cast<Fault>(code >> 56);
+  const auto sequence = static_cast<std::int64_t>(code >> 32 & 0xffffff);
+  const auto position = static_cast<std::int32_t>(code & 0xffffffff);
+  std::string message;
+  switch (fault) {
+    case Fault::kQueryRange:
+      message = concat("queries: on the device, sequence ", sequence,
+                       " has a range outside the "
+                       "bounds, ending at row ",
+                       position);
+      break;
+    case Fault::kKvLen:
+      message = concat("kv.lens: on the device, sequence ", sequence,
+                       " has a length outside the bounds: ", position);
+      break;
+    case Fault::kTotal:
+      message = concat(
+          "the batch on the device needs more work items than its bounds allow, from "
+          "sequence ",
+          sequence, " on: ", position);
+      break;
+    case Fault::kBlock:
+      message = concat("kv.blocks: on the device, sequence ", sequence, " names at position ",
+                       position, " a block that the cache does not have");
+      break;
+    case Fault::kSlot:
+      message = concat("kv.slots: on the device, index ", position,
+                       " holds a slot that the cache does not have");
+      break;
+    case Fault::kNone:
+      return {};
+  }
+  return {.code = ErrorCode::kInvalidArgument, .message = message};
+}
+
+class GpuPrepared final : public PreparedBatch {
+ public:
+  GpuPrepared(GpuRuntime& runtime, const AttentionSpec& spec, const BatchBounds& bounds,
+              const Workspace& workspace)
+      : PreparedBatch(spec, bounds, workspace),
+        runtime_(runtime),
+        plan_spec(make_plan_spec(spec, plan_params(spec))),
+        layout(device_layout(spec, plan_spec, bounds)),
+        metadata(metadata_layout(spec, bounds)) {
+    host_fault = static_cast<std::uint64_t*>(runtime.memory().allocate_host(sizeof(std::uint64_t)));
+    *host_fault = kNoFault;
+    fence = runtime.create_fence();
+  }
+  ~GpuPrepared() override {
+    runtime_.destroy_fence(fence);
+    runtime_.memory().free_host(host_fault);
+  }
+  GpuPrepared(const GpuPrepared&) = delete;
+  GpuPrepared& operator=(const GpuPrepared&) = delete;
+
+  template <class T>
+  T* at(std::int64_t offset) const {
+    return reinterpret_cast<T*>(static_cast<char*>(workspace().device) + offset);
+  }
+  PlanCounts* counts() const { return at<PlanCounts>(layout.counts); }
+
+  // The first fault since the last call, if the device has told of one by now.
+  Status take_fault() const {
+    const std::uint64_t code =
+        std::exchange(*static_cast<volatile std::uint64_t*>(host_fault), kNoFault);
+    return code == kNoFault ? Status{} : fault_status(code);
+  }
+
+ private:
+  GpuRuntime& runtime_;
+
+ public:
+  PlanSpec plan_spec;
+  DeviceLayout layout;
+  MetadataLayout metadata;
+  BatchView device_batch;               // all arrays on the device
+  std::uint64_t* host_fault = nullptr;  // written by kernels
+  void* fence = nullptr;                // passed when the staging may be written again
+};
+
+const GpuPrepared& self(const PreparedBatch& prepared) {
+  return static_cast<const GpuPrepared&>(prepared);
+}
+
+bool is_multiple_of_16(std::int64_t bytes) {
+  return bytes % 16 == 0;
+}
+
+// Rows that asynchronous copies of 16 bytes can fetch.
+bool is_aligned_tensor(const void* data, const KvStrides& strides, std::int64_t dims,
+                       std::int64_t size) {
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 &&
+         is_multiple_of_16(strides.block * size) && is_multiple_of_16(strides.head * size) &&
+         is_multiple_of_16(strides.token * size) && is_multiple_of_16(dims * size);
+}
+
+// Whether the kernels over matrix units take this call.
+bool takes_matrix_units(const AttentionSpec& spec, const KvCacheView& cache) {
+  const bool is_16_bit_q = spec.q_dtype == DType::kBF16 || spec.q_dtype == DType::kF16;
+  const std::int64_t size = dtype_bytes(spec.kv.dtype);
+  if (!is_16_bit_q || padded_dims(spec) == 0 || cache.format.layout != KvLayoutId::kPlain) {
+    return false;
+  }
+  if (spec.kv.dtype != spec.q_dtype && size != 1) return false;
+  return is_aligned_tensor(cache.k, cache.k_strides, cache.head_dim, size) &&
+         is_aligned_tensor(cache.v, cache.v_strides, cache.value_dim, size);
+}
+
+class GpuBackend final : public AttentionBackend {
+ public:
+  GpuBackend(std::unique_ptr<GpuRuntime> runtime, const GpuBackendOptions& options)
+      : runtime_(std::move(runtime)), options_(options), staging_(*runtime_) {}
+
+  BackendInfo info() const override {
+    return {.name = options_.name,
+            .version = runtime_->version(),
+            .isa = runtime_->architecture(),
+            .device = runtime_->memory().device(),
+            .batch_invariant = true};
+  }
+  DeviceMemory& memory() override { return runtime_->memory(); }
+
+ protected:
+  void collect_reasons(const AttentionSpec& spec, Support& support) const override {
+    if (is_opaque(spec.kv.layout)) {
+      support.reasons.emplace_back("the layout is private to another backend");
+    }
+    if (std::max(spec.head_dim, spec.value_dim) > kMaxDims) {
+      support.reasons.push_back(concat("head_dim and value_dim go up to ", kMaxDims));
+    }
+  }
+
+  WorkspaceSize do_workspace(const AttentionSpec& spec, const BatchBounds& bounds) const override {
+    const PlanSpec plan = make_plan_spec(spec, plan_params(spec));
+    return {.host_bytes = metadata_layout(spec, bounds).total,
+            .device_bytes = device_layout(spec, plan, bounds).total};
+  }
+
+  std::unique_ptr<PreparedBatch> do_make_prepared(const AttentionSpec& spec,
+                                                  const BatchBounds& bounds,
+                                                  const Workspace& workspace) override {
+    return std::make_unique<GpuPrepared>(*runtime_, spec, bounds, workspace);
+  }
+
+  void do_prepare(PreparedBatch& prepared, Stream stream) override {
+    auto& mine = static_cast<GpuPrepared&>(prepared);
+    raise(mine.take_fault());
+    upload(mine, stream);
+    PlanArgs args;
+    args.spec = mine.plan_spec;
+    args.batch = mine.device_batch;
+    args.bounds = prepared.bounds();
+    args.max_items = mine.layout.plan.items;
+    args.max_merges = mine.layout.plan.merges;
+    args.max_partial_rows = mine.layout.plan.partial_rows;
+    args.stream_items = mine.at<Item>(mine.layout.stream_items);
+    args.tile_items = mine.at<Item>(mine.layout.tile_items);
+    args.merge_counters = mine.at<std::int32_t>(mine.layout.merge_counters);
+    args.counts = mine.counts();
+    args.host_fault = mine.host_fault;
+    const std::int64_t blocks = ceil_div(std::max<std::int64_t>(args.max_items, 1), 1024);
+    launch({.kind = KernelKind::kPlanItems}, std::min<std::int64_t>(blocks, kMaxPlanners), args,
+           stream);
+  }
+
+  void do_append(const PreparedBatch& prepared, const NewKv& new_kv, const KvCacheView& cache,
+                 Stream stream) override {
+    const GpuPrepared& mine = self(prepared);
+    raise(mine.take_fault());
+    AppendArgs args;
+    args.new_kv = new_kv;
+    args.cache = cache;
+    args.slots = mine.device_batch.kv.slots;
+    args.counts = mine.counts();
+    args.host_fault = mine.host_fault;
+    const std::int64_t rows = args.slots.size * cache.num_kv_heads;
+    if (rows == 0) return;
+    launch({.kind = KernelKind::kAppendRows}, fill_device(ceil_div(rows, 8), 8), args, stream);
+  }
+
+  void do_attend(const PreparedBatch& prepared, const AttentionParams& params, const TensorView& q,
+                 const KvSource& source, const AttentionOutput& output, Stream stream) override {
+    const GpuPrepared& mine = self(prepared);
+    raise(mine.take_fault());
+    const AttentionSpec& spec = prepared.spec();
+    if (mine.layout.plan.items == 0) return;
+    if (options_.check_blocks) check_blocks(mine, source.cache, stream);
+    AttendArgs args;
+    args.batch = mine.device_batch;
+    args.cache = source.cache;
+    args.mask = spec.mask;
+    args.alignment = spec.alignment;
+    args.group = spec.head_group();
+    args.num_kv_heads = spec.num_kv_heads;
+    args.params = params;
+    args.q = q;
+    args.output = output;
+    args.merge_counters = mine.at<std::int32_t>(mine.layout.merge_counters);
+    args.fault = &mine.counts()->fault;
+    args.partial_sums = mine.at<float>(mine.layout.sums);
+    args.partial_values = mine.at<float>(mine.layout.values);
+    args.value_stride = value_stride(spec);
+
+    const bool fast = takes_matrix_units(spec, source.cache);
+    const int dims = padded_dims(spec);
+    // A graph may be replayed over any batch within the bounds.
+    const std::int64_t longest = runtime_->is_capturing(stream) ? prepared.bounds().longest_query()
+                                                                : prepared.facts().max_q_len;
+    PlanCounts* counts = mine.counts();
+    args.items = mine.at<Item>(mine.layout.stream_items);
+    args.num_items = &counts->stream_items;
+    args.next_item = &counts->next_stream_item;
+    args.done = &counts->done_stream;
+    const KernelId streams = fast ? KernelId{KernelKind::kAttendStream, spec.kv.dtype, dims}
+                                  : KernelId{.kind = KernelKind::kAttendRows};
+    launch_items(streams, mine, args, stream);
+    if (longest * spec.head_group() <= kStreamRows) return;
+    args.items = mine.at<Item>(mine.layout.tile_items);
+    args.num_items = &counts->tile_items;
+    args.next_item = &counts->next_tile_item;
+    args.done = &counts->done_tile;
+    const KernelId tiles = fast ? KernelId{KernelKind::kAttendTile, spec.kv.dtype, dims}
+                                : KernelId{.kind = KernelKind::kAttendRows};
+    launch_items(tiles, mine, args, stream);
+  }
+
+  void do_merge(std::span<const Partial> partials, ArrayView<float> sinks,
+                const AttentionOutput& output, Stream stream) override {
+    const std::int64_t rows = output.out.shape[0] * output.out.shape[1];
+    if (rows == 0) return;
+    std::vector<PartialView> views(partials.size());
+    for (std::size_t i = 0; i < partials.size(); ++i) {
+      const TensorView& out = partials[i].out;
+      const TensorView& lse = partials[i].lse;
+      views[i] = {.out = out.data,
+                  .lse = static_cast<const float*>(lse.data),
+                  .out_strides = {out.strides[0], out.strides[1], out.strides[2]},
+                  .lse_strides = {lse.strides[0], lse.strides[1]},
+                  .dtype = out.dtype};
+    }
+    MergeArgs args;
+    args.num_partials = static_cast<std::int32_t>(views.size());
+    args.sinks = sinks;
+    args.output = output;
+    const KernelId kernel{.kind = KernelKind::kMergePartials};
+    const std::int64_t num_blocks = fill_device(ceil_div(rows, 4), 16);
+    if (views.size() <= MergeArgs::kFew) {
+      std::copy(views.begin(), views.end(), args.few);
+      launch(kernel, num_blocks, args, stream);
+      return;
+    }
+    const StagingRing::Slot slot = staging_.acquire(stream);
+    args.many = slot.put(views.data(), views.size());
+    slot.upload(stream);
+    launch(kernel, num_blocks, args, stream);
+    slot.release(stream);
+  }
+
+  void do_copy_blocks(std::span<const KvCacheView> src, std::span<const KvCacheView> dst,
+                      std::span<const BlockCopy> copies, Stream stream) override {
+    if (src.empty()) return;
+    copy(src, dst, copies, {0, src[0].format.block_size}, stream);
+  }
+  void do_copy_region(std::span<const KvCacheView> src, std::span<const KvCacheView> dst,
+                      const BlockRegionCopy& region, Stream stream) override {
+    if (src.empty()) return;
+    copy(src, dst, {&region.blocks, 1}, {region.first_token, region.num_tokens}, stream);
+  }
+
+  Status do_poll(PreparedBatch& prepared) override { return self(prepared).take_fault(); }
+
+ private:
+  static constexpr std::int64_t kMaxPlanners = 32;
+  struct Tokens {
+    int first;
+    int count;
+  };
+
+  static void raise(const Status& status) {
+    if (!status.ok()) throw Error(status.code, status.message);
+  }
+
+  template <class Args>
+  void launch(const KernelId& kernel, std::int64_t num_blocks, const Args& args, Stream stream) {
+    runtime_->launch(kernel, static_cast<int>(num_blocks), &args, stream);
+  }
+
+  // As many blocks as there is work for, at most `per_processor` on each.
+  std::int64_t fill_device(std::int64_t wanted, int per_processor) const {
+    return std::min<std::int64_t>(wanted, std::int64_t{runtime_->num_processors()} * per_processor);
+  }
+
+  void launch_items(const KernelId& kernel, const GpuPrepared& mine, const AttendArgs& args,
+                    Stream stream) {
+    const int resident = runtime_->blocks_per_processor(kernel);
+    launch(kernel, fill_device(mine.layout.plan.items, resident), args, stream);
+  }
+
+  // Brings the metadata of a batch on the host to the workspace.
+  void upload(GpuPrepared& mine, Stream stream) {
+    const BatchView& batch = mine.batch();
+    if (mine.facts().on_device) {
+      mine.device_batch = batch;
+      return;
+    }
+    const bool captures = runtime_->is_capturing(stream);
+    require(!captures,
+            "prepare: a graph cannot capture metadata in host memory; give it in device "
+            "memory, or prepare before the capture");
+    runtime_->wait_fence(mine.fence);  // the last upload still reads the staging
+    char* staging = static_cast<char*>(mine.workspace().host);
+    char* region = mine.at<char>(mine.layout.metadata);
+    const PackedMetadata packed =
+        pack_metadata(mine.spec(), mine.metadata, batch, staging, region, memory().device());
+    for (int i = 0; i < packed.num_parts; ++i) {
+      const MetadataPart& part = packed.parts[i];
+      memory().copy_to_device(region + part.begin, staging + part.begin, part.size_bytes, stream);
+    }
+    runtime_->record_fence(mine.fence, stream);
+    mine.device_batch = packed.batch;
+  }
+
+  void check_blocks(const GpuPrepared& mine, const KvCacheView& cache, Stream stream) {
+    CheckArgs args;
+    args.batch = mine.device_batch;
+    args.mask = mine.spec().mask;
+    args.alignment = mine.spec().alignment;
+    args.block_size = cache.format.block_size;
+    args.num_blocks = cache.num_blocks;
+    args.counts = mine.counts();
+    args.host_fault = mine.host_fault;
+    const std::int64_t sequences = std::max<std::int64_t>(mine.batch().num_sequences(), 1);
+    launch({.kind = KernelKind::kCheckBlocks}, fill_device(sequences, 8), args, stream);
+  }
+
+  // Bytes of one block's tensor if its elements leave no gap, else 0.
+  static std::int64_t dense_bytes(const KvCacheView& cache, KvTensor tensor) {
+    const std::int64_t dims = tensor == KvTensor::kK ? cache.head_dim : cache.value_dim;
+    const std::int64_t count = std::int64_t{cache.num_kv_heads} * cache.format.block_size * dims;
+    KvCacheView block = cache;
+    block.num_blocks = 1;
+    const ElementRange range = element_range(block, tensor);
+    const bool dense = range.begin == 0 && range.end == count;
+    return dense ? count * dtype_bytes(cache.format.dtype) : 0;
+  }
+
+  static bool same_inside(const KvCacheView& a, const KvCacheView& b) {
+    const auto same = [](const KvStrides& x, const KvStrides& y) {
+      return x.head == y.head && x.token == y.token;
+    };
+    return a.format.layout == b.format.layout && same(a.k_strides, b.k_strides) &&
+           same(a.v_strides, b.v_strides);
+  }
+
+  void copy(std::span<const KvCacheView> src, std::span<const KvCacheView> dst,
+            std::span<const BlockCopy> copies, const Tokens& tokens, Stream stream) {
+    std::vector<LayerPair> layers(src.size());
+    for (std::size_t i = 0; i < src.size(); ++i) {
+      layers[i] = {src[i], dst[i]};
+      for (const KvCacheView* cache : {&src[i], &dst[i]}) {
+        if (cache->device.is_host() && !runtime_->is_reachable(cache->k)) {
+          fail(
+              ErrorCode::kUnsupported, "copy: layer ", i,
+              " lies in host memory that the device "
+              "cannot reach; allocate it with memory().allocate_host or KvCache::Options::on_host");
+        }
+      }
+    }
+    CopyArgs args;
+    args.num_layers = static_cast<std::int32_t>(layers.size());
+    args.first_token = tokens.first;
+    args.num_tokens = tokens.count;
+    const KvCacheView& one = src[0];
+    args.k_bytes = dense_bytes(one, KvTensor::kK);
+    args.v_bytes = one.format.v_in_k ? 0 : dense_bytes(one, KvTensor::kV);
+    args.whole_records = tokens.count == one.format.block_size && args.k_bytes > 0 &&
+                         (one.format.v_in_k || args.v_bytes > 0);
+    for (const LayerPair& layer : layers) {
+      args.whole_records =
+          args.whole_records && same_inside(layer.src, one) && same_inside(layer.dst, one);
+    }
+    args.num_pieces = ceil_div(std::max(args.k_bytes, args.v_bytes), kPieceBytes);
+    while (!copies.empty()) {
+      const StagingRing::Slot slot = staging_.acquire(stream);
+      args.layers = slot.put(layers.data(), layers.size());
+      const std::size_t count = std::min(copies.size(), slot.room<BlockCopy>());
+      args.copies = slot.put(copies.data(), count);
+      args.num_copies = static_cast<std::int32_t>(count);
+      slot.upload(stream);
+      const std::int64_t units = std::int64_t{args.num_layers} * args.num_copies *
+                                 (args.whole_records ? args.num_pieces : 1);
+      launch({.kind = KernelKind::kCopyBlocks}, fill_device(units, 8), args, stream);
+      slot.release(stream);
+      copies = copies.subspan(count);
+    }
+  }
+
+  static constexpr std::int64_t kPieceBytes = 16384;
+
+  std::unique_ptr<GpuRuntime> runtime_;
+  GpuBackendOptions options_;
+  StagingRing staging_;
+};
+
+}  // namespace
+
+std::unique_ptr<AttentionBackend> make_gpu_backend(std::unique_ptr<GpuRuntime> runtime,
+                                                   const GpuBackendOptions& options) {
+  return std::make_unique<GpuBackend>(std::move(runtime), options);
+}
+
+}  // namespace quire::gpu

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// device_api.h for CUDA, sm_80 and up.
+#pragma once
+
+#include <cstdint>
+
+#include "base/number_formats.h"
+
+#define QUIRE_DEVICE __device__ __forceinline__
+#define QUIRE_UNROLL _Pragma("unroll")
+#define QUIRE_NO_UNROLL _Pragma("unroll 1")
+
+namespace quire::gpu {
+
+QUIRE_DEVICE int thread_index() {
+  return static_cast<int>(threadIdx.x);
+}
+QUIRE_DEVICE int num_threads() {
+  return static_cast<int>(blockDim.x);
+}
+QUIRE_DEVICE int block_index() {
+  return static_cast<int>(blockIdx.x);
+}
+QUIRE_DEVICE int num_blocks() {
+  return static_cast<int>(gridDim.x);
+}
+
+// All threads of the block, or of the team, come here before one goes on; memory included.
+QUIRE_DEVICE void sync_block() {
+  __syncthreads();
+}
+QUIRE_DEVICE void sync_team() {
+  __syncwarp();
+}
+// What this thread wrote before is seen by whoever sees what it writes after.
+QUIRE_DEVICE void fence() {
+  __threadfence();
+}
+
+QUIRE_DEVICE int shuffle(int value, int from) {
+  return __shfl_sync(0xffffffffU, value, from);
+}
+QUIRE_DEVICE float shuffle(float value, int from) {
+  return __shfl_sync(0xffffffffU, value, from);
+}
+QUIRE_DEVICE int shuffle_up(int value, int distance) {
+  return __shfl_up_sync(0xffffffffU, value, distance);
+}
+QUIRE_DEVICE float shuffle_xor(float value, int mask) {
+  return __shfl_xor_sync(0xffffffffU, value, mask);
+}
+QUIRE_DEVICE int shuffle_xor(int value, int mask) {
+  return __shfl_xor_sync(0xffffffffU, value, mask);
+}
+QUIRE_DEVICE bool any(bool condition) {
+  return __any_sync(0xffffffffU, condition) != 0;
+}
+
+QUIRE_DEVICE int atomic_add(int* at, int value) {
+  return atomicAdd(at, value);
+}
+QUIRE_DEVICE std::uint64_t atomic_min(std::uint64_t* at, std::uint64_t value) {
+  return atomicMin(reinterpret_cast<unsigned long long*>(at), value);
+}
+
+// 2^x: 0 for -inf, full f32 range.
+QUIRE_DEVICE float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+QUIRE_DEVICE float log2_fast(float x) {
+  return __log2f(x);
+}
+QUIRE_DEVICE float exp2_exact(float x) {
+  return exp2f(x);
+}
+QUIRE_DEVICE float tanh_exact(float x) {
+  return tanhf(x);
+}
+QUIRE_DEVICE double tanh_exact(double x) {
+  return tanh(x);
+}
+QUIRE_DEVICE float exp_exact(float x) {
+  return expf(x);
+}
+QUIRE_DEVICE float log_exact(float x) {
+  return logf(x);
+}
+// The larger; a NaN loses against a number.
+QUIRE_DEVICE float max_of(float a, float b) {
+  return fmaxf(a, b);
+}
+QUIRE_DEVICE float min_of(float a, float b) {
+  return fminf(a, b);
+}
+
+// Written by other blocks of this launch: not from the cache of this processor.
+QUIRE_DEVICE float load_shared_by_blocks(const float* at) {
+  return __ldcg(at);
+}
+struct alignas(16) Float4 {
+  float x, y, z, w;
+};
+QUIRE_DEVICE Float4 load_shared_by_blocks(const Float4* at) {
+  const float4 v = __ldcg(reinterpret_cast<const float4*>(at));
+  return {v.x, v.y, v.z, v.w};
+}
+
+// The dynamic shared memory of the block, 128-byte aligned.
+QUIRE_DEVICE unsigned char* shared_memory() {
+  extern __shared__ __align__(128) unsigned char quire_shared_memory[];
+  return quire_shared_memory;
+}
+
+// 16 bytes from global to shared memory, both 16-byte aligned; zeros if not `valid`, and then
+// `source` is not read. They are there after async_wait of their group, for this thread; a barrier
+// makes them visible to others.
+QUIRE_DEVICE void async_copy16(void* shared, const void* source, bool valid) {
+  const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+  const int bytes = valid ? 16 : 0;
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(source),
+               "r"(bytes));
+}
+// The same for 4 bytes.
+QUIRE_DEVICE void async_copy4(void* shared, const void* source, bool valid) {
+  const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+  const int bytes = valid ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(source), "r"(bytes));
+}
+QUIRE_DEVICE void async_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// All but the newest kPending groups of this thread have arrived.
+template <int kPending>
+QUIRE_DEVICE void async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Four 8x8 matrices of 16-bit numbers; lane l gives the address of row l % 8 of matrix l / 8.
+// Register i of lane l gets row l / 4, columns 2 * (l % 4) and + 1 of matrix i, or the same of the
+// transposed matrix.
+QUIRE_DEVICE void load_matrices(std::uint32_t (&r)[4], const void* row) {
+  const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(at));
+}
+QUIRE_DEVICE void load_matrices_transposed(std::uint32_t (&r)[4], const void* row) {
+  const auto at = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(at));
+}
+
+// C += A * B in f32.
+QUIRE_DEVICE void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                               std::uint32_t b1, BFloat16) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+      "{%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+QUIRE_DEVICE void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                               std::uint32_t b1, Float16) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+      "{%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Two numbers rounded to nearest even into one register, the first in the lower half.
+QUIRE_DEVICE std::uint32_t pack(float low, float high, BFloat16) {
+  std::uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+QUIRE_DEVICE std::uint32_t pack(float low, float high, Float16) {
+  std::uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// Bytes of the eight of (low, high) that the digits of `selector` name.
+QUIRE_DEVICE std::uint32_t select_bytes(std::uint32_t low, std::uint32_t high,
+                                        std::uint32_t selector) {
+  return __byte_perm(low, high, selector);
+}
+
+// Bytes 2 * half and 2 * half + 1 of `bytes` as two f16.
+QUIRE_DEVICE std::uint32_t two_halves(std::uint32_t bytes, int half, Float8E4M3) {
+#if __CUDA_ARCH__ >= 890
+  std::uint32_t packed;
+  const auto two = static_cast<std::uint16_t>(bytes >> (16 * half));
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(packed) : "h"(two));
+  return packed;
+#else
+  // The code 7 bits up is the f16 of 2^-8 of the value, subnormals included; only the code of NaN
+  // must be made one.
+  const std::uint32_t spread = __byte_perm(bytes, 0, half != 0 ? 0x3424 : 0x1404);
+  const std::uint32_t code = (spread & 0x80008000U) | ((spread & 0x7f007f00U) >> 1);
+  constexpr std::uint32_t k256 = 0x5c005c00U;
+  std::uint32_t packed;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(packed) : "r"(code), "r"(k256));
+  if ((spread & 0x7f00U) == 0x7f00U) packed |= 0x7e00U;
+  if ((spread & 0x7f000000U) == 0x7f000000U) packed |= 0x7e000000U;
+  return packed;
+#endif
+}
+QUIRE_DEVICE std::uint32_t two_halves(std::uint32_t bytes, int half, Float8E5M2) {
+  return __byte_perm(bytes, 0, half != 0 ? 0x3424 : 0x1404);  // the upper byte of the f16
+}
+QUIRE_DEVICE std::uint32_t two_halves(std::uint32_t bytes, int half, std::int8_t) {
+  // 1024 + (x + 128) as an f16 has x + 128 as its lower byte.
+  const std::uint32_t biased =
+      __byte_perm(bytes ^ 0x80808080U, 0x64646464U, half != 0 ? 0x4342 : 0x4140);
+  constexpr std::uint32_t k1152 = 0x64806480U;
+  std::uint32_t x;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(x) : "r"(biased), "r"(k1152));
+  return x;
+}
+
+}  // namespace quire::gpu

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the host hands to kernels, and what kernels hand to each other. Trivially copyable; all
+// pointers are of the device.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "plan/plan.h"
+#include "quire/attention_spec.h"
+#include "quire/backend.h"
+#include "quire/batch.h"
+#include "quire/kv_cache.h"
+#include "quire/tensor.h"
+
+namespace quire::gpu {
+
+// A work item of the plan with all that a kernel would otherwise look up in four places, one after
+// the other. One per (unit, split); a kv head each.
+struct alignas(16) Item {
+  std::int32_t sequence;
+  std::int32_t kv_head;
+  std::int32_t first_row;  // packed: token * group + head in group
+  std::int32_t num_rows;
+  std::int32_t key_begin;
+  std::int32_t key_end;
+  std::int32_t split;
+  std::int32_t num_splits;
+  std::int32_t q_begin;  // row of Q of the sequence's first token
+  std::int32_t q_len;
+  std::int32_t kv_len;
+  std::int32_t merge;        // index of the counter of the unit
+  std::int64_t partial_row;  // of (split, kv_head, first_row)
+  std::int64_t table_begin;  // into BlockTables::indices; ragged: the row of key 0
+};
+static_assert(sizeof(Item) == 64);
+
+// Sequences with at most this many packed rows are streamed: their teams share the keys.
+inline constexpr int kStreamRows = 16;
+// Rows of an item of all others, by the dims that rows are padded to: as many as registers hold.
+constexpr int tile_rows(int padded_dims) {
+  return padded_dims > 128 ? 64 : 128;
+}
+
+// The first thing found wrong with metadata that lies on the device: what it is in the upper eight
+// bits, the sequence in the next 24, the value's position in the rest. Smaller wins.
+enum class Fault : std::uint8_t { kQueryRange = 1, kKvLen, kTotal, kBlock, kSlot, kNone = 255 };
+inline constexpr std::uint64_t kNoFault = ~std::uint64_t{0};
+
+QUIRE_HOST_DEVICE constexpr std::uint64_t fault_code(Fault fault, std::int64_t sequence,
+                                                     std::int64_t position) {
+  return static_cast<std::uint64_t>(fault) << 56 |
+         (static_cast<std::uint64_t>(sequence) & 0xffffff) << 32 |
+         (static_cast<std::uint64_t>(position) & 0xffffffff);
+}
+
+// What the plan leaves behind, in the workspace.
+struct PlanCounts {
+  std::int32_t stream_items = 0;
+  std::int32_t tile_items = 0;
+  std::int32_t next_stream_item = 0;  // taken by thread blocks of attend, reset by the last of them
+  std::int32_t next_tile_item = 0;
+  std::int32_t done_stream = 0;  // thread blocks that found no more items
+  std::int32_t done_tile = 0;
+  std::uint64_t fault = kNoFault;
+};
+
+struct PlanArgs {
+  PlanSpec spec;
+  BatchView batch;
+  BatchBounds bounds;
+  std::int64_t max_items = 0;              // room in either list
+  std::int64_t max_merges = 0;             // room for counters
+  std::int64_t max_partial_rows = 0;       // room for partial results
+  Item* stream_items = nullptr;            // [max_items]
+  Item* tile_items = nullptr;              // [max_items]
+  std::int32_t* merge_counters = nullptr;  // [max_merges], zeroed
+  PlanCounts* counts = nullptr;
+  std::uint64_t* host_fault = nullptr;  // in host memory, for the next call to find
+};
+
+// One layer's attention over the items of the plan.
+struct AttendArgs {
+  BatchView batch;
+  KvCacheView cache;
+  Mask mask;
+  Alignment alignment = Alignment::kAligned;
+  std::int32_t group = 1;
+  std::int32_t num_kv_heads = 1;
+  bool is_partial_f32 = false;
+  AttentionParams params;
+  TensorView q;
+  AttentionOutput output;
+
+  const Item* items = nullptr;
+  const std::int32_t* num_items = nullptr;
+  std::int32_t* next_item = nullptr;
+  std::int32_t* done = nullptr;
+  std::int32_t* merge_counters = nullptr;
+  const std::uint64_t* fault = nullptr;
+  float* partial_values = nullptr;  // [partial_rows, value_stride]
+  float* partial_sums = nullptr;    // [partial_rows, 2]: maximum in powers of 2, sum
+  std::int64_t value_stride = 0;    // floats, a multiple of 4
+};
+
+// Row i of new K and V goes to slot i.
+struct AppendArgs {
+  NewKv new_kv;
+  KvCacheView cache;
+  ArrayView<std::int64_t> slots;
+  PlanCounts* counts = nullptr;
+  std::uint64_t* host_fault = nullptr;
+};
+
+// Blocks of all layers. `layers` is [num_layers] pairs of source and destination.
+struct LayerPair {
+  KvCacheView src;
+  KvCacheView dst;
+};
+struct CopyArgs {
+  const LayerPair* layers = nullptr;
+  const BlockCopy* copies = nullptr;
+  std::int32_t num_layers = 0;
+  std::int32_t num_copies = 0;
+  std::int32_t first_token = 0;  // of a region; all tokens of a block otherwise
+  std::int32_t num_tokens = 0;
+  // Equal layouts without gaps in a block: its bytes are copied as they are, in pieces.
+  bool whole_records = false;
+  std::int64_t k_bytes = 0;  // of one block
+  std::int64_t v_bytes = 0;
+  std::int64_t num_pieces = 1;  // of the larger of both
+};
+
+struct PartialView {
+  const void* out = nullptr;
+  const float* lse = nullptr;
+  std::int64_t out_strides[3] = {};
+  std::int64_t lse_strides[2] = {};
+  DType dtype = DType::kF32;
+};
+
+struct MergeArgs {
+  static constexpr int kFew = 24;
+  PartialView few[kFew];              // travel with the launch
+  const PartialView* many = nullptr;  // [num_partials] if there are more
+  std::int32_t num_partials = 0;
+  ArrayView<float> sinks;
+  AttentionOutput output;
+};
+
+// Every block id that some row can see must be below num_blocks.
+struct CheckArgs {
+  BatchView batch;
+  Mask mask;
+  Alignment alignment = Alignment::kAligned;
+  std::int32_t block_size = 1;
+  std::int64_t num_blocks = 0;
+  PlanCounts* counts = nullptr;
+  std::uint64_t* host_fault = nullptr;
+};
+
+static_assert(std::is_trivially_copyable_v<PlanArgs> && std::is_trivially_copyable_v<AttendArgs>);
+static_assert(std::is_trivially_copyable_v<AppendArgs> && std::is_trivially_copyable_v<CopyArgs>);
+static_assert(std::is_trivially_copyable_v<MergeArgs> && std::is_trivially_copyable_v<CheckArgs>);
+static_assert(sizeof(AttendArgs) <= 4096 && sizeof(PlanArgs) <= 4096 && sizeof(MergeArgs) <= 4096,
+              "kernel arguments");
+
+}  // namespace quire::gpu

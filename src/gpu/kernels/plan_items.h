@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plan of a batch, on the device: from arrays of lengths to lists of items. Every thread block
+// plans all sequences, kPlanThreads at a time, and writes its share of the items; none waits for
+// another. The first one also writes the counts.
+//
+// Lengths outside the declared bounds are a fault of the sequence, which then gets no items: no
+// list, counter or partial result is ever written past its end.
+#pragma once
+
+#include <cstdint>
+
+#include "attention/mask.h"
+#include "gpu/device_api.h"
+#include "gpu/kernel_args.h"
+#include "plan/plan.h"
+
+namespace quire::gpu {
+
+inline constexpr int kPlanThreads = 256;
+
+struct PlanShared {
+  SequencePlan sequences[kPlanThreads];
+  PlanOffsets offsets[kPlanThreads + 1];        // of all sequences before, previous rounds too
+  std::int64_t stream_items[kPlanThreads + 1];  // of those before that are streamed
+};
+
+// Notes the fault that stands first; a later one loses.
+QUIRE_DEVICE void report_fault(PlanCounts* counts, std::uint64_t* host_fault, std::uint64_t code) {
+  if (code < atomic_min(&counts->fault, code) && host_fault != nullptr) *host_fault = code;
+}
+
+QUIRE_DEVICE bool is_streamed(const PlanSpec& spec, const SequencePlan& plan) {
+  return plan.q_len * spec.group <= kStreamRows;
+}
+
+// The plan of sequence s, or an empty one if its lengths are out of bounds.
+QUIRE_DEVICE SequencePlan plan_checked(const PlanArgs& args, std::int64_t s) {
+  const std::int64_t begin = args.batch.queries.begins.data[s];
+  const std::int64_t end = args.batch.queries.ends.data[s];
+  const std::int64_t kv_len = args.batch.kv.lens.data[s];
+  std::uint64_t fault = kNoFault;
+  if (begin < 0 || end < begin || end > args.bounds.max_tokens ||
+      end - begin > args.bounds.longest_query()) {
+    fault = fault_code(Fault::kQueryRange, s, end);
+  } else if (kv_len < 0 || kv_len > args.bounds.max_kv_len) {
+    fault = fault_code(Fault::kKvLen, s, kv_len);
+  }
+  if (fault == kNoFault) return plan_sequence(args.spec, sequence_view(args.batch, s));
+  if (block_index() == 0) report_fault(args.counts, args.host_fault, fault);
+  return SequencePlan{};
+}
+
+// Inclusive sums of offsets[1 ..] and stream_items[1 ..] on top of element 0.
+QUIRE_DEVICE void scan_offsets(PlanShared& shared) {
+  const int i = thread_index() + 1;
+  for (int step = 1; step <= kPlanThreads; step *= 2) {
+    const bool adds = i >= step;
+    PlanOffsets before{};
+    std::int64_t stream_before = 0;
+    if (adds) {
+      before = shared.offsets[i - step];
+      stream_before = shared.stream_items[i - step];
+    }
+    sync_block();
+    if (adds) {
+      shared.offsets[i] = before + shared.offsets[i];
+      shared.stream_items[i] += stream_before;
+    }
+    sync_block();
+  }
+}
+
+QUIRE_DEVICE Item make_item(const PlanArgs& args, const WorkItem& work, std::int64_t sequence,
+                            const SequencePlan& plan) {
+  const BlockTables& tables = args.batch.kv.blocks;
+  Item item;
+  item.sequence = static_cast<std::int32_t>(sequence);
+  item.kv_head = static_cast<std::int32_t>(work.kv_heads.begin);
+  item.first_row = static_cast<std::int32_t>(work.rows.begin);
+  item.num_rows = static_cast<std::int32_t>(work.rows.size());
+  item.key_begin = static_cast<std::int32_t>(work.keys.begin);
+  item.key_end = static_cast<std::int32_t>(work.keys.end);
+  item.split = static_cast<std::int32_t>(work.split);
+  item.num_splits = static_cast<std::int32_t>(work.num_splits);
+  item.q_begin = args.batch.queries.begins.data[sequence];
+  item.q_len = plan.q_len;
+  item.kv_len = plan.kv_len;
+  item.merge = static_cast<std::int32_t>(work.merge);
+  item.partial_row = work.partials.at(work.split, work.kv_heads.begin, work.rows.begin);
+  item.table_begin = tables.kind == BlockTables::Kind::kRagged ? tables.rows.data[sequence]
+                     : tables.kind == BlockTables::Kind::kPadded
+                         ? sequence * tables.row_stride
+                         : static_cast<std::int64_t>(tables.begins.data[sequence]);
+  return item;
+}
+
+QUIRE_DEVICE void plan_items(const PlanArgs& args) {
+  auto& shared = *reinterpret_cast<PlanShared*>(shared_memory());
+  const int thread = thread_index();
+  const std::int64_t num_sequences = args.batch.queries.begins.size;
+  const std::int64_t num_planners = static_cast<std::int64_t>(num_blocks()) * kPlanThreads;
+  for (std::int64_t i = static_cast<std::int64_t>(block_index()) * kPlanThreads + thread;
+       i < args.max_merges; i += num_planners) {
+    args.merge_counters[i] = 0;
+  }
+  if (thread == 0) {
+    shared.offsets[0] = {};
+    shared.stream_items[0] = 0;
+    if (block_index() == 0) args.counts->fault = kNoFault;
+  }
+  sync_block();
+  for (std::int64_t first = 0; first < num_sequences; first += kPlanThreads) {
+    const std::int64_t s = first + thread;
+    const SequencePlan plan = s < num_sequences ? plan_checked(args, s) : SequencePlan{};
+    const bool has_rows = s < num_sequences && plan.q_len > 0;
+    const PlanOffsets counts = has_rows ? sequence_counts(args.spec, plan) : PlanOffsets{};
+    shared.sequences[thread] = plan;
+    shared.offsets[thread + 1] = counts;
+    shared.stream_items[thread + 1] = has_rows && is_streamed(args.spec, plan) ? counts.items : 0;
+    sync_block();
+    scan_offsets(shared);
+
+    const PlanOffsets total = shared.offsets[kPlanThreads];
+    const bool fits = total.items <= args.max_items && total.merges <= args.max_merges &&
+                      total.partial_rows <= args.max_partial_rows;
+    if (!fits) {
+      if (block_index() == 0 && thread == 0) {
+        report_fault(args.counts, args.host_fault, fault_code(Fault::kTotal, first, total.items));
+      }
+      break;  // nothing of this round, and nothing after it
+    }
+    const BatchPlan round{kPlanThreads, shared.sequences, shared.offsets};
+    std::int64_t i = shared.offsets[0].items;
+    i += static_cast<std::int64_t>(block_index()) * kPlanThreads + thread;
+    for (; i < total.items; i += num_planners) {
+      const std::int64_t t = find_sequence(round, &PlanOffsets::items, i);
+      const std::int64_t index = i - shared.offsets[t].items;
+      const WorkItem work = item_of_sequence(args.spec, round, t, index);
+      const SequencePlan& planned = shared.sequences[t];
+      const std::int64_t streamed = shared.stream_items[t];
+      Item* to = is_streamed(args.spec, planned)
+                     ? args.stream_items + streamed + index
+                     : args.tile_items + (shared.offsets[t].items - streamed) + index;
+      *to = make_item(args, work, first + t, planned);
+    }
+    sync_block();
+    if (thread == 0) {
+      shared.offsets[0] = total;
+      shared.stream_items[0] = shared.stream_items[kPlanThreads];
+    }
+    sync_block();
+  }
+  if (block_index() != 0 || thread != 0) return;
+  args.counts->stream_items = static_cast<std::int32_t>(shared.stream_items[0]);
+  args.counts->tile_items =
+      static_cast<std::int32_t>(shared.offsets[0].items - shared.stream_items[0]);
+  args.counts->next_stream_item = 0;
+  args.counts->next_tile_item = 0;
+  args.counts->done_stream = 0;
+  args.counts->done_tile = 0;
+}
+
+}  // namespace quire::gpu

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#define QUIRE_GPU_EMULATED
+#include "emulated_gpu/emulated_kernels.h"
+
+#include "gpu/emulator/launch.h"
+#include "gpu/kernels/kernel_table.h"
+
+namespace quire::testing {
+namespace {
+
+struct LaunchKernel {
+  const EmulatedLaunch& launch;
+  const void* args;
+
+  template <class Kernel>
+  void operator()(Kernel) const {
+    const typename Kernel::Args copy = *static_cast<const typename Kernel::Args*>(args);
+    simt::launch(__PRETTY_FUNCTION__,
+                 {.grid = {.x = static_cast<std::uint32_t>(launch.num_blocks)},
+                  .block = {.x = Kernel::kThreads},
+                  .shared_bytes = Kernel::kSharedBytes,
+                  .warp_width = launch.warp_width},
+                 [copy] { Kernel::run(copy); }, {.seed = launch.seed});
+  }
+};
+
+}  // namespace
+
+void launch_emulated(const gpu::KernelId& kernel, const EmulatedLaunch& launch, const void* args) {
+  const LaunchKernel use{launch, args};
+  if (kernel.kind != gpu::KernelKind::kAttendStream &&
+      kernel.kind != gpu::KernelKind::kAttendTile) {
+    gpu::with_common_kernel(kernel, use);
+    return;
+  }
+  switch (kernel.stored) {
+    case DType::kF16:
+      return gpu::with_stored_kernel<Float16>(kernel, use);
+    case DType::kF8E4M3:
+      return gpu::with_stored_kernel<Float8E4M3>(kernel, use);
+    case DType::kF8E5M2:
+      return gpu::with_stored_kernel<Float8E5M2>(kernel, use);
+    case DType::kI8:
+      return gpu::with_stored_kernel<std::int8_t>(kernel, use);
+    default:
+      return gpu::with_stored_kernel<BFloat16>(kernel, use);
+  }
+}
+
+}  // namespace quire::testing
