@@ -29,6 +29,25 @@ TEST(Onednn, PassesAllOfTheContract) {
   }
 }
 
+// On a machine whose oneDNN has no fast 16-bit products too, what it does has to be right
+// elsewhere.
+TEST(Onednn, ProductsOfBf16) {
+  const std::unique_ptr<AttentionBackend> backend = make_onednn_backend_in_format({});
+  conformance::RunSummary summary;
+  for (const conformance::Case& c : conformance::all_cases()) {
+    const AttentionSpec& spec = c.spec;
+    const bool special = spec.features.lse || spec.features.sinks || spec.features.softcap;
+    if (c.suite == conformance::Suite::kFull || c.check != conformance::Check::kAttend) continue;
+    if (c.suite == conformance::Suite::kStandard && !special) continue;
+    if (spec.q_dtype != DType::kBF16 || spec.kv.dtype != DType::kBF16) continue;
+    const conformance::CaseResult result = run_case(*backend, c);
+    summary.add(result);
+    EXPECT_EQ(result.status, conformance::CaseStatus::kPassed) << c.name << ": " << result.reason;
+  }
+  EXPECT_GE(summary.num_passed, 60);
+  expect_not_finite_stays_put(*backend, DType::kBF16);
+}
+
 TEST(Onednn, BitsDoNotDependOnThreads) {
   std::vector<std::unique_ptr<AttentionBackend>> backends;
   for (const int num_threads : {1, 2, 5}) {

@@ -85,12 +85,12 @@ class OnednnPrepared final : public PreparedBatch {
 
 class OnednnBackend final : public dense::DenseBackend {
  public:
-  explicit OnednnBackend(const BackendOptions& options)
+  OnednnBackend(const BackendOptions& options, Kernels wanted)
       : DenseBackend(options),
         engine_(dnnl::engine::kind::cpu, 0),
         cache_(engine_),
-        native_f16_(multiplies_natively(engine_, DType::kF16)),
-        native_bf16_(multiplies_natively(engine_, DType::kBF16)) {}
+        multiplies_f16_(multiplies(engine_, DType::kF16, wanted)),
+        multiplies_bf16_(multiplies(engine_, DType::kBF16, wanted)) {}
 
   BackendInfo info() const override {
     return {.name = "onednn",
@@ -160,10 +160,9 @@ class OnednnBackend final : public dense::DenseBackend {
   // Products of formats that oneDNN multiplies on this machine are exact in them; all else is
   // widened or dequantised to f32.
   DType compute_type(const AttentionSpec& spec) const noexcept {
-    const bool native = spec.q_dtype == DType::kF16    ? native_f16_
-                        : spec.q_dtype == DType::kBF16 ? native_bf16_
-                                                       : false;
-    return native && spec.kv.dtype == spec.q_dtype ? spec.q_dtype : DType::kF32;
+    const bool in_format = (spec.q_dtype == DType::kF16 && multiplies_f16_) ||
+                           (spec.q_dtype == DType::kBF16 && multiplies_bf16_);
+    return in_format && spec.kv.dtype == spec.q_dtype ? spec.q_dtype : DType::kF32;
   }
 
   static void enlarge_scratchpads(OnednnPrepared& prepared, std::int64_t size_bytes) {
@@ -180,19 +179,31 @@ class OnednnBackend final : public dense::DenseBackend {
 
   dnnl::engine engine_;
   PrimitiveCache cache_;
-  bool native_f16_;
-  bool native_bf16_;
+  bool multiplies_f16_;
+  bool multiplies_bf16_;
 };
 
 }  // namespace
 }  // namespace onednn
 
-std::unique_ptr<AttentionBackend> make_onednn_backend(const BackendOptions& options) {
+namespace {
+
+std::unique_ptr<AttentionBackend> make(const BackendOptions& options, onednn::Kernels wanted) {
   try {
-    return std::make_unique<onednn::OnednnBackend>(options);
+    return std::make_unique<onednn::OnednnBackend>(options, wanted);
   } catch (const dnnl::error& error) {
     fail(ErrorCode::kDevice, "onednn ", onednn_version(), ": ", error.what());
   }
+}
+
+}  // namespace
+
+std::unique_ptr<AttentionBackend> make_onednn_backend(const BackendOptions& options) {
+  return make(options, onednn::Kernels::kBlocked);
+}
+
+std::unique_ptr<AttentionBackend> make_onednn_backend_in_format(const BackendOptions& options) {
+  return make(options, onednn::Kernels::kAny);
 }
 
 std::string onednn_version() {

@@ -14,6 +14,10 @@ namespace quire {
 
 std::unique_ptr<AttentionBackend> make_onednn_backend(const BackendOptions& options);
 
+// The same, with products of 16-bit formats even where oneDNN has no fast kernel for them: what a
+// test needs on a machine that would widen them.
+std::unique_ptr<AttentionBackend> make_onednn_backend_in_format(const BackendOptions& options);
+
 // "3.2.0", of the library that is loaded.
 std::string onednn_version();
 

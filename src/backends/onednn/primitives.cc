@@ -80,7 +80,6 @@ TilePrimitives::TilePrimitives(const dnnl::engine& engine, const TileShape& shap
   }
   make_softmax();
   if (shape.softcap) make_tanh();
-  if (shape.rounds_weights) make_rounding();
 }
 
 std::int64_t TilePrimitives::chunk_keys(std::int64_t chunk) const noexcept {
@@ -108,14 +107,11 @@ Primitive TilePrimitives::make_matmul(const memory::desc& src, const memory::des
 }
 
 void TilePrimitives::make_softmax() {
-  const memory::dims dims = {shape_.num_rows, shape_.row_keys};
-  const memory::desc scores(dims, memory::data_type::f32, Tag::ab);
-  const DType weights_type = shape_.rounds_weights ? DType::kF32 : shape_.compute;
-  const memory::desc weights(dims, data_type(weights_type), Tag::ab);
+  const memory::desc scores({shape_.num_rows, shape_.row_keys}, memory::data_type::f32, Tag::ab);
   const dnnl::softmax_forward::primitive_desc desc(engine_, dnnl::prop_kind::forward_inference,
                                                    dnnl::algorithm::softmax_accurate, scores,
-                                                   weights, 1, user_scratchpad());
-  softmax_ = {dnnl::softmax_forward(desc), scores, {}, weights, desc.scratchpad_desc()};
+                                                   scores, 1, user_scratchpad());
+  softmax_ = {dnnl::softmax_forward(desc), scores, {}, scores, desc.scratchpad_desc()};
   keep(softmax_);
 }
 
@@ -126,15 +122,6 @@ void TilePrimitives::make_tanh() {
                                                    0.0F, 0.0F, user_scratchpad());
   tanh_ = {dnnl::eltwise_forward(desc), scores, {}, scores, desc.scratchpad_desc()};
   keep(tanh_);
-}
-
-void TilePrimitives::make_rounding() {
-  const memory::dims dims = {shape_.num_rows, shape_.row_keys};
-  const memory::desc from(dims, memory::data_type::f32, Tag::ab);
-  const memory::desc to(dims, data_type(shape_.compute), Tag::ab);
-  const dnnl::reorder::primitive_desc desc(engine_, from, engine_, to, user_scratchpad());
-  rounding_ = {dnnl::reorder(desc), from, {}, to, desc.scratchpad_desc()};
-  keep(rounding_);
 }
 
 void TilePrimitives::compute_scores(const dnnl::stream& stream, const Memory& m,
@@ -156,19 +143,10 @@ void TilePrimitives::apply_tanh(const dnnl::stream& stream, const Memory& m) con
 }
 
 void TilePrimitives::compute_weights(const dnnl::stream& stream, const Memory& m) const {
-  void* dst = shape_.rounds_weights ? m.scores : m.weights;
   softmax_.run.execute(
       stream, Arguments{{DNNL_ARG_SRC, memory(softmax_.src, engine_, m.scores)},
-                        {DNNL_ARG_DST, memory(softmax_.dst, engine_, dst)},
+                        {DNNL_ARG_DST, memory(softmax_.dst, engine_, m.scores)},
                         {DNNL_ARG_SCRATCHPAD, memory(softmax_.scratchpad, engine_, m.scratchpad)}});
-}
-
-void TilePrimitives::round_weights(const dnnl::stream& stream, const Memory& m) const {
-  if (!shape_.rounds_weights) return;
-  rounding_.run.execute(stream, Arguments{{DNNL_ARG_SRC, memory(rounding_.src, engine_, m.scores)},
-                                          {DNNL_ARG_DST, memory(rounding_.dst, engine_, m.weights)},
-                                          {DNNL_ARG_SCRATCHPAD,
-                                           memory(rounding_.scratchpad, engine_, m.scratchpad)}});
 }
 
 void TilePrimitives::add_values(const dnnl::stream& stream, const Memory& m,
@@ -210,19 +188,13 @@ std::size_t PrimitiveCache::size() const {
   return entries_.size();
 }
 
-bool multiplies_natively(const dnnl::engine& engine, DType dtype) {
-  if (dtype == DType::kF32) return true;
+bool multiplies(const dnnl::engine& engine, DType dtype, Kernels wanted) {
   try {
     const SerialRegion serial;
-    TileShape shape{.compute = dtype,
-                    .head_dim = 64,
-                    .value_dim = 64,
-                    .num_rows = 16,
-                    .row_keys = 64,
-                    .rounds_weights = true};
-    const TilePrimitives rounding(engine, shape);
-    shape.rounds_weights = false;
-    return TilePrimitives(engine, shape).is_blocked() && rounding.is_blocked();
+    const TileShape shape{
+        .compute = dtype, .head_dim = 64, .value_dim = 64, .num_rows = 16, .row_keys = 64};
+    const TilePrimitives primitives(engine, shape);
+    return primitives.is_blocked() || wanted == Kernels::kAny;
   } catch (const dnnl::error&) {
     return false;  // not at all
   }

@@ -5,8 +5,10 @@
 // in chunks whose dense K or V stays in a core's cache:
 //
 //   S [num_rows, row_keys] = Q [num_rows, head_dim] x K^T          scores, chunk by chunk
-//   P [num_rows, row_keys] = softmax(S)                            softmax, in place for f32
+//   P [num_rows, row_keys] = softmax(S)                            softmax, in place
 //   O [num_rows, value_dim] = P x V                                values, summed over the chunks
+//
+// For 16-bit products the caller rounds P in between.
 //
 // Everything is made for one thread: parallelism is over tiles. That also fixes the order of every
 // sum, whatever the number of threads.
@@ -37,9 +39,8 @@ struct TileShape {
   DType compute = DType::kF32;  // of Q, K, P and V; S, O and all sums are f32
   int head_dim = 0;
   int value_dim = 0;
-  int num_rows = 0;             // a bucket
-  std::int64_t row_keys = 0;    // a bucket
-  bool rounds_weights = false;  // P is needed in f32 first (lse, sinks), then rounded to `compute`
+  int num_rows = 0;           // a bucket
+  std::int64_t row_keys = 0;  // a bucket
   bool softcap = false;
 
   // NOLINTNEXTLINE(modernize-use-nullptr): it takes the zero inside of <=> for a pointer
@@ -78,16 +79,15 @@ class TilePrimitives {
   struct Memory {
     void* q = nullptr;        // [num_rows, head_dim], compute
     void* kv = nullptr;       // [chunk keys, head_dim or value_dim], compute
-    float* scores = nullptr;  // [num_rows, row_keys]
+    float* scores = nullptr;  // [num_rows, row_keys], then the weights
     void* weights = nullptr;  // [num_rows, row_keys], compute; is `scores` for f32
     float* out = nullptr;     // [num_rows, value_dim]
     void* scratchpad = nullptr;
   };
   std::int64_t chunk_keys(std::int64_t chunk) const noexcept;
   void compute_scores(const dnnl::stream& stream, const Memory& memory, std::int64_t chunk) const;
-  void apply_tanh(const dnnl::stream& stream, const Memory& memory) const;  // to all scores
-  void compute_weights(const dnnl::stream& stream, const Memory& memory) const;
-  void round_weights(const dnnl::stream& stream, const Memory& memory) const;
+  void apply_tanh(const dnnl::stream& stream, const Memory& memory) const;       // to all scores
+  void compute_weights(const dnnl::stream& stream, const Memory& memory) const;  // in place
   void add_values(const dnnl::stream& stream, const Memory& memory, std::int64_t chunk) const;
 
  private:
@@ -95,7 +95,6 @@ class TilePrimitives {
                         const dnnl::memory::desc& dst, bool adds);
   void make_softmax();
   void make_tanh();
-  void make_rounding();
   void keep(Primitive& primitive);
 
   dnnl::engine engine_;
@@ -108,7 +107,6 @@ class TilePrimitives {
   std::array<Primitive, 2> next_values_;   // O += P x V
   Primitive softmax_;
   Primitive tanh_;
-  Primitive rounding_;
 };
 
 // Keeps the most recently used shapes.
@@ -135,8 +133,9 @@ class PrimitiveCache {
   std::list<TileShape> used_;  // most recent first
 };
 
-// Whether oneDNN multiplies this format fast on this machine. Its fallback widens every element
-// again in every product, which is slower than f32.
-bool multiplies_natively(const dnnl::engine& engine, DType dtype);
+// Whether oneDNN multiplies this format on this machine. Its fallback widens every element again in
+// every product, which is slower than f32: only blocked kernels are fast.
+enum class Kernels : std::uint8_t { kBlocked, kAny };
+bool multiplies(const dnnl::engine& engine, DType dtype, Kernels wanted);
 
 }  // namespace quire::onednn

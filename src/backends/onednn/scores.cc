@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "base/float_rows.h"
+
 namespace quire::onednn {
 namespace {
 
@@ -61,6 +63,12 @@ std::int64_t close_row(const ScoreRow& row, float maximum) noexcept {
     return 0;
   }
   return std::find(row.scores, row.scores + row.row_keys, maximum) - row.scores;
+}
+
+void round_weights(const ScoreRow& weights, float factor, DType dtype, void* out,
+                   std::int64_t row) noexcept {
+  scale_scores(weights.scores, weights.row_keys, factor);
+  store_floats(dtype, out, row * weights.row_keys, weights.row_keys, weights.scores);
 }
 
 }  // namespace quire::onednn

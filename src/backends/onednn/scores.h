@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "attention/mask.h"
+#include "quire/dtype.h"
 
 namespace quire::onednn {
 
@@ -29,5 +30,9 @@ float row_maximum(const ScoreRow& row) noexcept;
 // Returns a key whose score is `maximum`. A row without one, hidden or NaN, is filled with zeros,
 // so that its softmax is defined; what it would give must not be used.
 std::int64_t close_row(const ScoreRow& row, float maximum) noexcept;
+
+// Element row * row_keys + j of `out` = weight j of the row * factor, rounded to a 16-bit format.
+void round_weights(const ScoreRow& weights, float factor, DType dtype, void* out,
+                   std::int64_t row) noexcept;
 
 }  // namespace quire::onednn

@@ -70,5 +70,17 @@ TEST(Scores, EmptyRowsAndNaNAreToldApart) {
   EXPECT_EQ(close_row(infinite.view, kInfinity), 4);
 }
 
+TEST(Scores, WeightsAreScaledAndRoundedOnce) {
+  Row row;
+  std::vector<std::uint16_t> out(2 * 128, 0x1234);
+  for (float& weight : row.scores) weight = 0.3F;
+  row.scores[7] = 0.6F;
+  round_weights(row.view, 1 / 0.6F, DType::kBF16, out.data(), 1);
+  EXPECT_EQ(out[127], 0x1234);
+  EXPECT_EQ(out[128], 0x3f00);      // 0.5
+  EXPECT_EQ(out[128 + 7], 0x3f80);  // 1
+  EXPECT_EQ(out[255], 0x3f00);
+}
+
 }  // namespace
 }  // namespace quire::onednn

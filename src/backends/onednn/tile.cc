@@ -76,6 +76,7 @@ TileScratch take_scratch(Parts& parts, const AttentionSpec& spec, DType compute,
   scratch.mask_row = parts.take<float>(extent.keys * kFloat);
   scratch.not_finite = parts.take<std::int32_t>(kChunkKeys * kFloat);
   scratch.row_max = parts.take<float>(extent.rows * kFloat);
+  scratch.row_factor = parts.take<float>(extent.rows * kFloat);
   scratch.top_key = parts.take<std::int64_t>(extent.rows * std::int64_t{sizeof(std::int64_t)});
   scratch.value = parts.take<float>(spec.value_dim * kFloat);
   return scratch;
@@ -219,14 +220,28 @@ void store_lse(const AttentionOutput& output, std::int64_t token, std::int64_t h
   static_cast<float*>(output.lse.data)[offset] = lse;
 }
 
-// Before the weights of 16-bit tiles are rounded: lse = max + log(sum), and the weight of the
-// largest score is 1 / sum. Leaves lse in row_max.
-void find_lse(const Tile& tile) {
+// The weight of the largest score is 1 / sum, so lse = max + log(sum) follows from it: it replaces
+// the maximum. 16-bit weights are those of the sum, exp(S - max): of them the largest, which counts
+// most, is 1 and loses nothing when it is rounded. The sum divides at the end.
+void finish_weights(const Tile& tile) {
+  const bool needs_lse = tile.call.output.lse.present() || !tile.call.params.sinks.empty();
+  const bool rounds = tile.compute != DType::kF32;
   for (std::int64_t row = 0; row < tile.num_rows; ++row) {
+    float* weights = tile.scratch.memory.scores + row * tile.row_keys;
+    const float top = weights[tile.scratch.top_key[row]];
     float& lse = tile.scratch.row_max[row];
-    if (lse == -kInfinity || std::isnan(lse)) continue;
-    lse -= std::log(tile.scratch.memory.scores[row * tile.row_keys + tile.scratch.top_key[row]]);
+    if (needs_lse && lse != -kInfinity && !std::isnan(lse)) lse -= std::log(top);
+    tile.scratch.row_factor[row] = rounds ? top : 1.0F;
+    if (!rounds) continue;
+    const ScoreRow score_row{
+        .scores = weights, .num_keys = tile.keys.size(), .row_keys = tile.row_keys};
+    round_weights(score_row, 1.0F / top, tile.compute, tile.scratch.memory.weights, row);
   }
+  if (!rounds) return;
+  const std::int64_t padding = tile.primitives.shape().num_rows - tile.num_rows;
+  const std::int64_t row_bytes = tile.row_keys * dtype_bytes(tile.compute);
+  std::memset(static_cast<char*>(tile.scratch.memory.weights) + tile.num_rows * row_bytes, 0,
+              static_cast<std::size_t>(padding * row_bytes));
 }
 
 // Sinks, one rounding, and out.
@@ -241,8 +256,9 @@ void store_rows(const Tile& tile) {
       std::fill_n(out, dims, 0.0F);
     } else if (std::isnan(lse)) {
       std::fill_n(out, dims, lse);
-    } else if (!sinks.empty()) {
-      const float factor = 1.0F / (1.0F + std::exp(sinks[tile.head(row)] - lse));
+    } else {
+      float factor = tile.scratch.row_factor[row];
+      if (!sinks.empty()) factor /= 1.0F + std::exp(sinks[tile.head(row)] - lse);
       for (std::int64_t d = 0; d < dims; ++d) out[d] *= factor;
     }
     const std::int64_t offset =
@@ -285,14 +301,12 @@ TilePlan plan_tile(const AttentionSpec& spec, DType compute, const SequenceView&
   plan.keys.end = std::min(plan.keys.end, sequence.kv_len);
   if (plan.keys.empty()) return plan;
   const auto num_queries = static_cast<std::uint64_t>(queries.end - queries.begin);
-  plan.shape = {
-      .compute = compute,
-      .head_dim = spec.head_dim,
-      .value_dim = spec.value_dim,
-      .num_rows = static_cast<int>(std::bit_ceil(num_queries)) * spec.head_group(),
-      .row_keys = key_bucket(plan.keys.size()),
-      .rounds_weights = compute != DType::kF32 && (spec.features.lse || spec.features.sinks),
-      .softcap = spec.features.softcap};
+  plan.shape = {.compute = compute,
+                .head_dim = spec.head_dim,
+                .value_dim = spec.value_dim,
+                .num_rows = static_cast<int>(std::bit_ceil(num_queries)) * spec.head_group(),
+                .row_keys = key_bucket(plan.keys.size()),
+                .softcap = spec.features.softcap};
   return plan;
 }
 
@@ -327,8 +341,7 @@ void attend_tile(const TileCall& call, const dense::QueryPart& queries, std::int
   multiply_keys(tile);
   mask_scores(tile);
   primitives->compute_weights(stream, scratch.memory);
-  if (call.output.lse.present() || !call.params.sinks.empty()) find_lse(tile);
-  primitives->round_weights(stream, scratch.memory);
+  finish_weights(tile);
   multiply_values(tile);
   store_rows(tile);
 }

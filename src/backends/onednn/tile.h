@@ -34,6 +34,7 @@ struct TileScratch {
   std::int32_t* not_finite = nullptr;  // [kChunkKeys]
   float* row_max = nullptr;            // [num_rows] largest score; NaN where a score is NaN
   std::int64_t* top_key = nullptr;     // [num_rows] a key with that score
+  float* row_factor = nullptr;         // [num_rows] what the sums of values are multiplied by
   float* value = nullptr;              // [value_dim]
 };
 
