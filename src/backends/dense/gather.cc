@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backends/dense/widen.h"
 #include "base/dispatch.h"
-#include "base/float_rows.h"
 #include "layout/kv_rows.h"
 
 namespace quire::dense {
@@ -82,7 +82,7 @@ void copy_elements(const Gather& g, std::int64_t source, std::int64_t target,
                    std::int64_t count) noexcept {
   const DType dtype = g.cache.format.dtype;
   if (g.rows.dtype != dtype) {
-    load_floats(dtype, g.base, source, count, static_cast<float*>(g.rows.data) + target);
+    widen(dtype, g.base, source, count, static_cast<float*>(g.rows.data) + target);
     return;
   }
   const std::int64_t size = dtype_bytes(dtype);
