@@ -23,7 +23,7 @@ TEST(Onednn, PassesAllOfTheContract) {
   const std::unique_ptr<AttentionBackend> backend = make_backend("onednn");
   EXPECT_EQ(backend->info().version, onednn_version());
   const conformance::RunSummary summary = expect_claims(*backend, {});
-  EXPECT_GE(summary.num_passed, 748);
+  EXPECT_GE(summary.num_passed, 928);
   for (const FeatureProbe& probe : feature_probes()) {
     EXPECT_TRUE(backend->supports(probe.spec).ok()) << probe.name;
   }
