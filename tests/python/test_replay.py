@@ -89,6 +89,23 @@ def test_replay_json_keys_and_determinism(trace):
             assert first[key] == second[key], key
 
 
+def test_an_operation_that_stores_by_itself_carries_the_engine(tmp_path):
+    """Swaps, copies on write and shared tails in caches of the layout of openvino."""
+    backends = json.loads(quire("info", "--json").stdout)["backends"]
+    openvino = next(backend for backend in backends if backend["name"] == "openvino")
+    if not openvino["available"]:
+        pytest.skip(openvino["reasons"][0])
+    path = tmp_path / "trace.jsonl"
+    succeed("trace", "--seed", 7, "--requests", 200, "--duration", 60, "--mean-turns", 3,
+            "--turn-gap", "0:5,50:30,100:200", "-o", path)
+    report = json.loads(succeed("replay", path, "--backend", "openvino", "--block-size", 32,
+                                "--cache-bytes", "4MiB", "--host-blocks", 256, "--share-tails",
+                                "--priorities", 3, "--json").stdout)
+    assert report["violations"] == 0 and report["verified_rows"] > 100
+    assert report["max_error"] < 1e-5
+    assert report["copies"] > 0 and report["preemptions"] > 0
+
+
 def test_memory_only_schedules_at_full_size(trace):
     report = json.loads(succeed("replay", trace, "--memory-only", "--serial", "--json").stdout)
     lengths = [json.loads(line)["input_length"] for line in trace.read_text().splitlines()]
