@@ -37,10 +37,8 @@ static_assert(sizeof(Item) == 64);
 
 // Sequences with at most this many packed rows are streamed: their teams share the keys.
 inline constexpr int kStreamRows = 16;
-// Rows of an item of all others, by the dims that rows are padded to: as many as registers hold.
-constexpr int tile_rows(int padded_dims) {
-  return padded_dims > 128 ? 64 : 128;
-}
+// Rows of an item of all others. 128 would read keys half as often, but spill their registers.
+inline constexpr int kTileRows = 64;
 
 // The first thing found wrong with metadata that lies on the device: what it is in the upper eight
 // bits, the sequence in the next 24, the value's position in the rest. Smaller wins.
@@ -87,7 +85,7 @@ struct AttendArgs {
   Alignment alignment = Alignment::kAligned;
   std::int32_t group = 1;
   std::int32_t num_kv_heads = 1;
-  bool is_partial_f32 = false;
+  std::int32_t block_shift = -1;  // block_size is 1 << block_shift, or no power of two
   AttentionParams params;
   TensorView q;
   AttentionOutput output;

@@ -2,6 +2,7 @@
 #include "backends/gpu/gpu_backend.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <mutex>
 #include <utility>
@@ -30,10 +31,10 @@ int padded_dims(const AttentionSpec& spec) {
   return 0;
 }
 
-PlanParams plan_params(const AttentionSpec& spec) {
+PlanParams plan_params() {
   PlanParams params;
   params.kv_heads_per_item = 1;
-  params.row_tile = tile_rows(padded_dims(spec));
+  params.row_tile = kTileRows;
   params.key_tile = 64;
   params.item_rows = params.row_tile;
   params.rows_per_key_read = 130;
@@ -114,7 +115,7 @@ class GpuPrepared final : public PreparedBatch {
               const Workspace& workspace)
       : PreparedBatch(spec, bounds, workspace),
         runtime_(runtime),
-        plan_spec(make_plan_spec(spec, plan_params(spec))),
+        plan_spec(make_plan_spec(spec, plan_params())),
         layout(device_layout(spec, plan_spec, bounds)),
         metadata(metadata_layout(spec, bounds)) {
     host_fault = static_cast<std::uint64_t*>(runtime.memory().allocate_host(sizeof(std::uint64_t)));
@@ -206,7 +207,7 @@ class GpuBackend final : public AttentionBackend {
   }
 
   WorkspaceSize do_workspace(const AttentionSpec& spec, const BatchBounds& bounds) const override {
-    const PlanSpec plan = make_plan_spec(spec, plan_params(spec));
+    const PlanSpec plan = make_plan_spec(spec, plan_params());
     return {.host_bytes = metadata_layout(spec, bounds).total,
             .device_bytes = device_layout(spec, plan, bounds).total};
   }
@@ -267,6 +268,8 @@ class GpuBackend final : public AttentionBackend {
     args.alignment = spec.alignment;
     args.group = spec.head_group();
     args.num_kv_heads = spec.num_kv_heads;
+    const auto block_size = static_cast<unsigned>(spec.kv.block_size);
+    if (std::has_single_bit(block_size)) args.block_shift = std::countr_zero(block_size);
     args.params = params;
     args.q = q;
     args.output = output;

@@ -41,7 +41,9 @@ struct KeyPlace {
 QUIRE_DEVICE KeyPlace key_place(const AttendArgs& args, std::int64_t table_begin, int key) {
   if (args.batch.kv.blocks.kind == BlockTables::Kind::kRagged) return {table_begin + key, 0};
   const int block_size = args.cache.format.block_size;
-  const int index = static_cast<unsigned>(key) / static_cast<unsigned>(block_size);
+  const int index = args.block_shift >= 0
+                        ? key >> args.block_shift
+                        : static_cast<unsigned>(key) / static_cast<unsigned>(block_size);
   return {args.batch.kv.blocks.indices.data[table_begin + index], key - index * block_size};
 }
 

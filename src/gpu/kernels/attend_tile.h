@@ -26,7 +26,7 @@ struct TileShared {
 template <class Stored, int kDims>
 struct TileShape {
   using Tile = KeyTile<Stored, kDims>;
-  static constexpr int kBlocks = tile_rows(kDims) / (kTileTeams * kBlockRows);
+  static constexpr int kBlocks = kTileRows / (kTileTeams * kBlockRows);
   static constexpr int kTiles = 64 / Tile::kKeys;  // that are attended to at a time
   static constexpr int kStageBytes = kTileTeams * Tile::kBytes;
   static constexpr int kStages = 2;

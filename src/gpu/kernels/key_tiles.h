@@ -252,6 +252,13 @@ class TileLoader {
     // Sixteen keys in a row lie in one block: their addresses follow from the first.
     by_blocks_ = args.batch.kv.blocks.kind != BlockTables::Kind::kRagged &&
                  args.cache.format.block_size % kRun == 0 && args.batch.tree_mask.begins.size == 0;
+    const KvCacheView& cache = args.cache;
+    const int chunk = lane() % Tile::kChunks;
+    const int row = lane() / Tile::kChunks;
+    k_lane_ = static_cast<const unsigned char*>(cache.k) + 16 * chunk +
+              kSize * (kv_head_ * cache.k_strides.head + row * cache.k_strides.token);
+    v_lane_ = static_cast<const unsigned char*>(cache.format.v_in_k ? cache.k : cache.v) +
+              16 * chunk + kSize * (kv_head_ * cache.v_strides.head + row * cache.v_strides.token);
   }
 
   // Reads the block of this lane's key of a tile, for the load that follows.
@@ -297,42 +304,61 @@ class TileLoader {
 
   QUIRE_DEVICE void load_blocks(const AttendArgs& args, int first_key, unsigned char* to) {
     const KvCacheView& cache = args.cache;
-    const auto* k = static_cast<const unsigned char*>(cache.k);
-    const auto* v = static_cast<const unsigned char*>(cache.format.v_in_k ? cache.k : cache.v);
-    const std::int64_t k_own = row_bytes_at(cache.k_strides, place_, kv_head_);
-    const std::int64_t v_own = row_bytes_at(cache.v_strides, place_, kv_head_);
-    const int chunk = lane() % Tile::kChunks;
-    const int first_row = lane() / Tile::kChunks;
-    const std::int64_t k_step = kSize * cache.k_strides.token;
-    const std::int64_t v_step = kSize * cache.v_strides.token;
-    const bool k_dims = 16 * chunk < cache.head_dim * kSize;
-    const bool v_dims = 16 * chunk < cache.value_dim * kSize;
-    const auto first_wanted = static_cast<unsigned>(key_begin_ - first_key);  // wraps below 0
-    const auto num_wanted = static_cast<unsigned>(key_end_ - key_begin_);
-    QUIRE_UNROLL
-    for (int run = 0; run < Tile::kKeys / kRun; ++run) {
-      // Lanes 16 * run and on looked up this run.
-      const std::int64_t k_base = Tile::kKeys == kRun ? k_own : shuffle64(k_own, run * kRun);
-      const std::int64_t v_base = Tile::kKeys == kRun ? v_own : shuffle64(v_own, run * kRun);
-      const unsigned char* k_at = k + k_base + first_row * k_step + 16 * chunk;
-      const unsigned char* v_at = v + v_base + first_row * v_step + 16 * chunk;
-      QUIRE_UNROLL
-      for (int i = 0; i < kRun / kRowsPerCopy; ++i) {
-        const int row = run * kRun + i * kRowsPerCopy + first_row;
-        const bool wanted = static_cast<unsigned>(row) - first_wanted < num_wanted;
-        async_copy16(to + row * Tile::kRowBytes + 16 * Tile::k_chunk(row, chunk), k_at,
-                     wanted & k_dims);
-        async_copy16(
-            to + Tile::kTensorBytes + row * Tile::kRowBytes + 16 * Tile::v_chunk(row, chunk), v_at,
-            wanted & v_dims);
-        k_at += kRowsPerCopy * k_step;
-        v_at += kRowsPerCopy * v_step;
-      }
+    const bool whole = (first_key >= key_begin_) & (first_key + Tile::kKeys <= key_end_);
+    const bool whole_rows =
+        (cache.head_dim * kSize == Tile::kRowBytes) & (cache.value_dim * kSize == Tile::kRowBytes);
+    if (whole & whole_rows) {
+      copy_blocks(args, to, [](int) { return true; });
+    } else {
+      const int chunk = lane() % Tile::kChunks;
+      const auto first_wanted = static_cast<unsigned>(key_begin_ - first_key);  // wraps below 0
+      const auto num_wanted = static_cast<unsigned>(key_end_ - key_begin_);
+      const bool k_dims = 16 * chunk < cache.head_dim * kSize;
+      const bool v_dims = 16 * chunk < cache.value_dim * kSize;
+      copy_blocks(args, to, [=](int row) {
+        const bool wanted =
+            static_cast<unsigned>(row >= 0 ? row : ~row) - first_wanted < num_wanted;
+        return wanted & (row >= 0 ? k_dims : v_dims);
+      });
     }
     if constexpr (!Tile::kIs16Bit) {
       if (cache.format.scales == ScaleGranularity::kPerTokenHead) {
-        const bool wanted = static_cast<unsigned>(lane()) - first_wanted < num_wanted;
-        load_scales(args, to, {place_.block, place_.token + lane() % kRun}, wanted);
+        const int key = first_key + lane();
+        load_scales(args, to, {place_.block, place_.token + lane() % kRun},
+                    (key >= key_begin_) & (key < key_end_));
+      }
+    }
+  }
+
+  // wanted(row) says whether a row of K is to be read, wanted(~row) the same of V.
+  template <class Wanted>
+  QUIRE_DEVICE void copy_blocks(const AttendArgs& args, unsigned char* to, const Wanted& wanted) {
+    const KvCacheView& cache = args.cache;
+    const std::int64_t k_step = kRowsPerCopy * kSize * cache.k_strides.token;
+    const std::int64_t v_step = kRowsPerCopy * kSize * cache.v_strides.token;
+    const std::int64_t k_own =
+        kSize * (place_.block * cache.k_strides.block + place_.token * cache.k_strides.token);
+    const std::int64_t v_own =
+        kSize * (place_.block * cache.v_strides.block + place_.token * cache.v_strides.token);
+    const int chunk = lane() % Tile::kChunks;
+    const int first_row = lane() / Tile::kChunks;
+    QUIRE_UNROLL
+    for (int run = 0; run < Tile::kKeys / kRun; ++run) {
+      // Lanes 16 * run and on looked up this run.
+      const unsigned char* k_at =
+          k_lane_ + (Tile::kKeys == kRun ? k_own : shuffle64(k_own, run * kRun));
+      const unsigned char* v_at =
+          v_lane_ + (Tile::kKeys == kRun ? v_own : shuffle64(v_own, run * kRun));
+      QUIRE_UNROLL
+      for (int i = 0; i < kRun / kRowsPerCopy; ++i) {
+        const int row = run * kRun + i * kRowsPerCopy + first_row;
+        async_copy16(to + row * Tile::kRowBytes + 16 * Tile::k_chunk(row, chunk), k_at,
+                     wanted(row));
+        async_copy16(
+            to + Tile::kTensorBytes + row * Tile::kRowBytes + 16 * Tile::v_chunk(row, chunk), v_at,
+            wanted(~row));
+        k_at += k_step;
+        v_at += v_step;
       }
     }
   }
@@ -381,6 +407,8 @@ class TileLoader {
   int key_end_ = 0;
   int kv_head_ = 0;
   std::int64_t table_begin_ = 0;
+  const unsigned char* k_lane_ = nullptr;  // this lane's chunk of its first row, before the block
+  const unsigned char* v_lane_ = nullptr;
   KeyPlace place_{-1, 0};
   bool by_blocks_ = false;
 };
