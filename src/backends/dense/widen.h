@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Elements of any number format to f32, fast enough for whole caches: tables for 8-bit formats, the
-// processor's own conversion for f16 where it has one. The same values as load_floats, NaN payloads apart.
+// processor's own conversion for f16 where it has one. The same values as load_floats, NaN payloads
+// apart.
 #pragma once
 
 #include <cstdint>
