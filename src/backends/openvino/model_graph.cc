@@ -97,8 +97,7 @@ class StatefulLayer {
 
   // Behind what the state holds.
   Value cached(const Value& fresh, const char* name) {
-    const ov::PartialShape shape = fresh.get_partial_shape();
-    const std::int64_t dim = shape[3].get_length();
+    const std::int64_t dim = fresh.get_partial_shape()[3].get_length();
     const auto variable = std::make_shared<op::util::Variable>(op::util::VariableInfo{
         ov::PartialShape{-1, key_.num_kv_heads, -1, dim}, ov::element::f32, name});
     const auto empty = std::make_shared<op::v3::Broadcast>(

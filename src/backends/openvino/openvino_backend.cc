@@ -204,7 +204,7 @@ class OpenVinoBackend final : public HostBackend {
   }
 
   CacheForm known_form(const KvCacheView& cache) const {
-    const CacheForm form = runtime_->model(key_of(cache))->form();
+    CacheForm form = runtime_->model(key_of(cache))->form();
     require_known_form(form, *element_of(cache.format.layout), cache.head_dim, cache.value_dim);
     return form;
   }

@@ -98,9 +98,8 @@ class CompiledModel final : public Model {
  private:
   CacheTensor read_form(const char* name) const {
     const ov::Output<const ov::Node> input = compiled_.input(name);
-    const ov::PartialShape shape = input.get_partial_shape();
-    const auto extent = [&shape](std::size_t axis) {
-      return static_cast<std::int64_t>(shape[axis].get_length());
+    const auto extent = [&input](std::ptrdiff_t axis) {
+      return static_cast<std::int64_t>(input.get_partial_shape()[axis].get_length());
     };
     return {.element = input.get_element_type().get_type_name(),
             .element_bytes = static_cast<std::int64_t>(input.get_element_type().size()),
