@@ -74,7 +74,7 @@ void print_times(const ReplayCommand& options, const ReplayReport& report) {
   print_summary("in the queue, s", report.queue_s);
   print_summary("in the queue, steps", report.queue_steps);
   print_summary("whole request, s", report.total_s);
-  fmt::print("{:<28}\n", "levels");
+  fmt::print("levels\n");
   print_summary("requests running", report.running);
   print_summary("requests waiting", report.waiting);
   print_summary("blocks in use, %", report.in_use, 100);

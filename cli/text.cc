@@ -45,10 +45,10 @@ std::string number_text(double value) {
   const double size = std::abs(value);
   if (size == 0) return "0";
   if (size < 1e-4 || size >= 1e6) return fmt::format("{:.2e}", value);
+  if (value == std::floor(value) || size >= 1000) return grouped(std::llround(value));
   if (size < 0.01) return fmt::format("{:.5f}", value);
   if (size < 10) return fmt::format("{:.3f}", value);
-  if (size < 1000) return fmt::format("{:.1f}", value);
-  return fmt::format("{:.0f}", value);
+  return fmt::format("{:.1f}", value);
 }
 
 std::vector<std::string> lines_of(std::string_view text, std::size_t width) {

@@ -15,7 +15,7 @@ std::string grouped(std::int64_t value);  // 144,793,823
 std::string counted(std::int64_t count, std::string_view noun);
 std::string percent_text(std::int64_t part, std::int64_t whole);  // "38.2 %"
 std::string bytes_text(std::int64_t bytes);                       // "125.1 GiB"
-// At most 8 characters at any magnitude, as 0.00094, 7.515, 123456, 1.23e+09.
+// At most 8 characters at any magnitude, as 0.00094, 7.515, 8, 123,456, 1.23e+09.
 std::string number_text(double value);
 
 // Lines of at most `width` characters: broken at blanks, else behind a comma, else anywhere.

@@ -134,8 +134,11 @@ class StatisticsTable {
   void summary(const std::string& name, Summary TraceStatistics::*member) const {
     row(name + ": mean", 0, [&](const TraceStatistics& s) { return (s.*member).mean; });
     for (std::size_t i = 0; i < replay::kShownPercents.size(); ++i) {
-      row(fmt::format("  p{:.0f}", replay::kShownPercents[i]), 0,
-          [&](const TraceStatistics& s) { return (s.*member).quantiles[i]; });
+      const double percent = replay::kShownPercents[i];
+      row(percent == 0     ? "  smallest"
+          : percent == 100 ? "  largest"
+                           : fmt::format("  p{:.0f}", percent),
+          0, [&](const TraceStatistics& s) { return (s.*member).quantiles[i]; });
     }
   }
 

@@ -266,6 +266,10 @@ std::string tiles(const ReplayReport& report) {
               "each further token, median");
   out += tile(short_number(static_cast<double>(report.scheduler.num_preemptions())), "preemptions");
   out += tile(short_number(static_cast<double>(report.blocks.num_evictions)), "evicted blocks");
+  const BlockStats& blocks = report.blocks;
+  out += tile(short_number(static_cast<double>(blocks.num_copies + blocks.num_swapped_out +
+                                               blocks.num_swapped_in)),
+              "copied blocks");
   if (report.num_refused > 0) {
     out += tile(fmt::format("{}", report.num_refused), "refused requests", "bad");
   }
@@ -343,18 +347,18 @@ std::string html_report(const ReplayReport& report, const HtmlContext& context) 
       "<main>\n<h1>{}</h1>\n",
       escape_html(context.title), kStyle, escape_html(context.title));
   out +=
-      fmt::format("<p class=\"sub\">{}: {:.1f} s for {:.0f} s of trace. Times are {}.</p>\n",
+      fmt::format("<p class=\"sub\">{}: {} s for {} s of trace. Times are {}.</p>\n",
                   context.is_computed ? "Attention computed" : "Scheduler and block manager alone",
-                  report.wall_seconds, report.trace_seconds,
+                  short_number(report.wall_seconds), short_number(report.trace_seconds),
                   context.is_computed ? "measured" : "those of the clock of the trace");
   out += tiles(report);
   out += violations(report);
-  out += refusals(report);
   out += "<h2>Over time</h2>\n<div class=\"charts\">\n" + SeriesCharts(report.series).draw() +
          "</div>\n";
   out += "<h2>Distributions</h2>\n<div class=\"charts\">\n" +
          histograms(report, context.is_computed) + "</div>\n";
   out += "<h2>Figures</h2>\n" + figures(report);
+  out += refusals(report);
   out += "<h2>Settings</h2>\n" + settings(context);
   return out + "</main>\n</body>\n</html>\n";
 }
