@@ -37,14 +37,16 @@ void ChromeTraceWriter::on_step(const StepRecord& step) {
       R"("args": {{"step": {}, "prefill_tokens": {}, "decode_tokens": {}, "sequences": {}}}}})",
       kSteps, begin_us, step.duration_s * kMicroseconds, kind, step.index, step.prefill_tokens,
       step.decode_tokens, step.num_sequences);
+  if (!step.has_levels) return;
+  const double end_us = begin_us + step.duration_s * kMicroseconds;
   begin_event();
   out_ << fmt::format(R"({{"ph": "C", "pid": 1, "ts": {:.3f}, "name": "requests", )"
                       R"("args": {{"running": {}, "waiting": {}}}}})",
-                      begin_us, step.num_running, step.num_waiting);
+                      end_us, step.num_running, step.num_waiting);
   begin_event();
   out_ << fmt::format(R"({{"ph": "C", "pid": 1, "ts": {:.3f}, "name": "blocks, %", )"
                       R"("args": {{"held": {:.2f}, "kept for reuse": {:.2f}}}}})",
-                      begin_us, 100 * step.in_use, 100 * step.evictable);
+                      end_us, 100 * step.in_use, 100 * step.evictable);
 }
 
 void ChromeTraceWriter::phase(const RequestRecord& request, const char* name, double begin_s,

@@ -168,7 +168,8 @@ void ReplayLoop::step() {
   }
   pass_time();
   take_results(result);
-  if (report_.num_steps % options_.sample_interval == 0) look();
+  const bool has_levels = report_.num_steps % options_.sample_interval == 0;
+  if (has_levels) look();
   work_.bucket.num_steps = 1;
   report_.series.add(step_begin_s_, work_.bucket);
   if (options_.validate_interval > 0 && report_.num_steps % options_.validate_interval == 0) {
@@ -177,6 +178,7 @@ void ReplayLoop::step() {
   if (options_.observer != nullptr) {
     StepRecord record = looked_;
     record.index = report_.num_steps - 1;
+    record.has_levels = has_levels;
     record.begin_s = step_begin_s_;
     record.duration_s = duration_s_;
     record.prefill_tokens = work_.bucket.prefill_tokens;

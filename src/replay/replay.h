@@ -38,7 +38,8 @@ struct StepRecord {
   std::int64_t prefill_tokens = 0;
   std::int64_t decode_tokens = 0;
   std::int64_t num_sequences = 0;
-  std::int64_t num_running = 0;  // after it
+  bool has_levels = false;  // the following, as they are after it; else those of an earlier step
+  std::int64_t num_running = 0;
   std::int64_t num_waiting = 0;
   double in_use = 0;     // share of the blocks that sequences hold
   double evictable = 0;  // share that only the prefix cache holds
