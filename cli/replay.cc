@@ -136,7 +136,8 @@ Machine make_computing_machine(ReplayCommand& options, const Workload& workload,
                                  .scheduler = options.scheduler,
                                  .blocks = manager_options(plan),
                                  .verified_rows = options.verified_rows,
-                                 .seed = options.workload.seed};
+                                 .seed = options.workload.seed,
+                                 .canary = options.canary};
   compute.scheduler.max_length = workload.max_length();
   compute.blocks.events = events;
   return {plan, std::make_unique<replay::ComputeRunner>(std::move(backend), compute)};
@@ -205,10 +206,14 @@ int run_replay(ReplayCommand options) {
     options.replay.observer = &events.emplace(chrome->stream());
   }
   ReplayReport report;
-  {
+  try {
     ReplayBar bar;
     options.replay.progress = [&](const replay::ReplayProgress& state) { bar.update(state); };
     report = replay::replay(workload, *machine.runner, options.replay);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::kInternal) throw;
+    fmt::print(stderr, "quire replay: violation that ends the replay: {}\n", error.what());
+    return kFailure;
   }
   if (html) {
     html->stream() << replay::html_report(report, html_context(options, machine.plan));

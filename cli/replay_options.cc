@@ -176,6 +176,10 @@ void add_checks_and_clock(CLI::App& command, ReplayCommand& options) {
                             "default: an eighth of the blocks, at least 64"))
       ->transform(whole_number(0, kMaxCount))
       ->group("Checks");
+  command
+      .add_flag("--canary", options.canary,
+                "Every step looks for writes to what belongs to other requests; slow")
+      ->group("Checks");
   const auto add = [&](const char* name, double& value, double unit, const char* text) {
     command
         .add_option_function<double>(
@@ -199,6 +203,8 @@ void require_consistent(const ReplayCommand& options) {
           ": must be a multiple of --kv-heads ", options.num_kv_heads);
   require(options.preemption != PreemptionMode::kSwap || options.host_blocks > 0,
           "--preemption swap: needs room on the host, give --host-blocks");
+  require(!options.canary || !options.memory_only,
+          "--canary: watches what is stored, and --memory-only stores nothing");
   const std::int64_t scale = options.workload.scale;
   const std::int64_t block_tokens = options.workload.block_tokens;
   require(

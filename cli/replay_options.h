@@ -48,6 +48,7 @@ struct ReplayCommand {
   std::string backend;
   int num_threads = 0;
   std::int64_t verified_rows = 4;
+  bool canary = false;
 
   bool json = false;
   std::string html;

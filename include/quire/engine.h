@@ -56,6 +56,10 @@ struct EngineOptions {
   SchedulerOptions scheduler{};
   PageHint pages = PageHint::kDefault;
   Stream stream{};
+  // For debugging: every step reads all K and V that requests can see, and throws Error(kInternal)
+  // naming sequence, block and slot of the first that was written by somebody with no right to.
+  // REQUIRES: the caches lie in host memory, in a layout that is not opaque.
+  bool canary = false;
 };
 
 // Rows as in ScheduledBatch. Layers of cross-attention give K and V of the encoders of those
@@ -115,6 +119,7 @@ class QUIRE_API Engine {
   StepResult finish_step(const ScheduledBatch& batch);
   void require_usable() const;
   void copy_blocks(std::span<const CopyStage> stages);
+  void check_writes(const ScheduledBatch& batch);
   KvSource kv_source(const Layer& layer, const Qkv& input) const;
   void require_no_device_error();
   void undo_step() noexcept;

@@ -30,6 +30,7 @@ StepResult Engine::step(const QkvSource& qkv, const OutputSink& output) try {
     backend_->attend(*layer.group->prepared, layer.params, input.q, source, output(layer.index),
                      stream_);
   }
+  check_writes(batch);  // if wanted: nobody has written what belongs to others
   return finish_step(batch);
 } catch (...) {
   undo_step();
@@ -81,12 +82,17 @@ void Engine::add_group(const EngineOptions& options, const EngineGroup& group) {
                      .fuses_append = support.fused_append,
                      .cache = KvCache(backend_->memory(), spec, layout, storage),
                      .host_cache = {},
+                     .canary = {},
                      .workspace = std::move(workspace),
                      .prepared = std::move(prepared)});
-  if (pool.num_host_blocks <= 1) return;
-  storage.num_blocks = pool.num_host_blocks;
-  storage.on_host = true;
-  groups_.back().host_cache.emplace(backend_->memory(), spec, layout, storage);
+  Group& made = groups_.back();
+  std::span<const KvCacheView> host_layers;
+  if (pool.num_host_blocks > 1) {
+    storage.num_blocks = pool.num_host_blocks;
+    storage.on_host = true;
+    host_layers = made.host_cache.emplace(backend_->memory(), spec, layout, storage).layers();
+  }
+  if (options.canary) made.canary.emplace(block_manager_, id, made.cache.layers(), host_layers);
 }
 
 Prompt Engine::make_prompt(std::span<const Token> tokens, const PrefixScope& scope) const {
@@ -150,7 +156,26 @@ void Engine::copy_blocks(std::span<const CopyStage> stages) {
       copy(*group.host_cache, group.cache, copies.to_device);
       copy(*group.host_cache, *group.host_cache, copies.on_host);
     }
+    for (Group& group : groups_) {
+      if (group.canary) group.canary->copied(stage.groups);
+    }
     ++num_stages_run_;
+  }
+}
+
+void Engine::check_writes(const ScheduledBatch& batch) {
+  for (Group& group : groups_) {
+    if (!group.canary) continue;
+    const bool is_cross = group.prepared->spec().alignment == Alignment::kUnaligned;
+    const ArrayView<std::int64_t> slots = batch.view(group.id).kv.slots;
+    std::span<const std::int64_t> left(slots.data, static_cast<std::size_t>(slots.size));
+    for (const ScheduledSequence& sequence : batch.sequences()) {
+      const auto count =
+          static_cast<std::size_t>(is_cross ? sequence.num_cross_rows : sequence.num_tokens);
+      group.canary->stored(sequence.sequence, left.first(count));
+      left = left.subspan(count);
+    }
+    group.canary->verify();
   }
 }
 

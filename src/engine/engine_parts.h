@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 
+#include "kv/canary.h"
 #include "quire/engine.h"
 
 namespace quire {
@@ -16,6 +17,7 @@ struct Engine::Group {
   bool fuses_append = false;
   KvCache cache;
   std::optional<KvCache> host_cache;  // the other end of swaps
+  std::optional<KvCanary> canary;     // if it is wanted
   std::unique_ptr<WorkspaceBuffer> workspace;
   std::unique_ptr<PreparedBatch> prepared;  // in workspace
 };

@@ -59,6 +59,7 @@ class Traffic {
     options.scheduler.prefix = {.window = pick(1, 3), .wait_for_shared = chance(30)};
     options.scheduler.preemption.allow_partial = chance(50);
     options.scheduler.preemption.byte_seconds = chance(70) ? 0 : 1e-9;
+    options.canary = true;
     return options;
   }
 

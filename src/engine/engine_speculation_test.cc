@@ -42,6 +42,7 @@ EngineOptions tight_options(std::uint32_t seed) {
   if (seed % 3 == 0) testing::add_windowed_group(options, 13);
   options.blocks.share_tails = seed % 4 == 0;
   options.scheduler.preemption.byte_seconds = seed % 4 == 2 ? 0 : 1e-9;
+  options.canary = true;
   return options;
 }
 

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "engine/engine_fixture.h"
+#include "layout/kv_offset.h"
 #include "quire/error.h"
 
 namespace quire {
@@ -259,6 +260,56 @@ TEST(Engine, OptionsThatContradictThemselvesAreRefused) {
   EngineOptions no_pool = toy_options(8);
   no_pool.groups[0].pool = 1;
   EXPECT_THROW(make(no_pool), Error);
+}
+
+// Prefixes, forks, windows, cross-attention, drafts, swaps and steps that are undone write only
+// what is theirs.
+TEST_P(EngineOn, TheCanaryStaysQuietThroughRightUse) {
+  EngineOptions options = toy_options(20, 40);
+  options.blocks.share_tails = true;
+  add_windowed_group(options, 20);
+  add_cross_group(options, 20);
+  options.scheduler.preemption = kSwap;
+  options.canary = true;
+  EngineFixture f(GetParam(), options);
+  for (int i = 0; i < 8; ++i) {
+    const RequestId id = f.submit(tokens_of(i / 2, 6 + 3 * (i / 2)), 14, i % 2, i % 3 == 0 ? 5 : 0);
+    if (i % 3 == 1) {
+      f.throw_in_layer = 1;
+      EXPECT_THROW(f.step(), std::runtime_error);
+    }
+    f.step();
+    if (i == 3 && f.requests.contains(id)) f.fork(id);
+  }
+  EXPECT_TRUE(f.run());
+  EXPECT_GT(f.engine.scheduler().stats().num_swaps, 0);
+}
+
+TEST(Engine, TheCanaryNamesWhoseSlotWasOverwritten) {
+  EngineOptions options = toy_options(8);
+  options.canary = true;
+  EngineFixture f("cpu", options);
+  f.submit(tokens_of(1, 6), 9);
+  f.step();
+  f.submit(tokens_of(2, 5), 9);
+  f.on_batch = [&](const ScheduledBatch& batch) {
+    if (batch.sequences().size() < 2) return;
+    const KvCacheView& cache = f.engine.cache(1);
+    const BlockId block =
+        f.engine.block_manager().block_table(batch.sequences()[0].sequence, 0).front();
+    // As a kernel with a wrong table would.
+    static_cast<float*>(cache.k)[element_offset(cache, KvTensor::kK, block, 0, 3, 0)] += 1;
+  };
+  try {
+    f.step();
+    FAIL() << "nothing was noticed";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInternal);
+    EXPECT_STREQ(error.what(),
+                 "sequence 0.1, group 0, token 3: block 1, slot 7 was overwritten since sequence "
+                 "0.1 stored it");
+  }
+  EXPECT_THROW(f.step(), Error);  // what the cache holds is not to be trusted any more
 }
 
 // The last token of a request is never stored: 20 + 13 tokens fill the 32 slots of 8 blocks.

@@ -81,23 +81,15 @@ std::uint64_t KvCanary::print_of(const Watched& watched, BlockId block, std::int
   return print;
 }
 
-void KvCanary::stored(SequenceId id, std::int64_t first_token, std::int64_t num_tokens) {
-  const std::span<const BlockId> table = manager_.block_table(id, group_);
+void KvCanary::stored(SequenceId id, std::span<const std::int64_t> slots) {
   const std::int64_t size = manager_.options().block_size;
-  const std::int64_t limit = static_cast<std::int64_t>(table.size()) * size;
-  require(!manager_.is_swapped(id) && first_token >= 0 && num_tokens >= 0 && num_tokens <= limit &&
-              first_token <= limit - num_tokens,
-          "sequence ", id, " has slots for ", limit, " tokens, not for ", num_tokens, " from ",
-          first_token);
   Watched& watched = side(Side::kDevice);
-  for (std::int64_t i = first_token; i < first_token + num_tokens; ++i) {
-    const BlockId block = table[static_cast<std::size_t>(i / size)];
-    if (block == kNullBlock) continue;  // a window has passed it already
-    const auto slot = static_cast<std::size_t>(block * size + i % size);
-    require(slot < watched.prints.size(), "sequence ", id, ", token ", i, ": slot ", slot,
+  for (const std::int64_t slot : slots) {
+    const auto index = static_cast<std::size_t>(slot);
+    require(slot >= 0 && index < watched.prints.size(), "sequence ", id, ": slot ", slot,
             " is outside the watched cache of ", watched.prints.size(), " slots");
-    watched.prints[slot] = print_of(watched, block, i % size);
-    watched.storers[slot] = id;
+    watched.prints[index] = print_of(watched, static_cast<BlockId>(slot / size), slot % size);
+    watched.storers[index] = id;
   }
 }
 
@@ -114,8 +106,10 @@ void KvCanary::copy_prints(Side from, Side to, std::span<const BlockCopy> copies
   }
 }
 
-void KvCanary::copied(const CopyLists& copies) {
-  const GroupCopies& group = copies.groups[static_cast<std::size_t>(group_)];
+void KvCanary::copied(std::span<const GroupCopies> copies) {
+  require(copies.size() == manager_.options().groups.size(), "copies of ", copies.size(),
+          " groups, the manager has ", manager_.options().groups.size());
+  const GroupCopies& group = copies[static_cast<std::size_t>(group_)];
   copy_prints(Side::kDevice, Side::kDevice, group.on_device);
   copy_prints(Side::kDevice, Side::kHost, group.to_host);
   copy_prints(Side::kHost, Side::kDevice, group.to_device);

@@ -6,9 +6,9 @@
 // who stored them. verify() compares all slots that sequences can see with their fingerprints: one
 // that has changed since was overwritten by a step or a copy that had no right to. After every
 // step:
-//   canary.copied(copies); ... append, attend, commit ...; canary.stored(id, first, count);
-//   canary.verify();
-// Costs 8 bytes per slot and reads the watched layers once per verify. Not thread-safe.
+//   canary.copied(copies); ... append, attend ...; canary.stored(id, slots); canary.verify();
+// Costs 16 bytes per slot and reads all that sequences can see once per verify; allocates only when
+// it is made. Engine has it as an option. Not thread-safe.
 #pragma once
 
 #include <array>
@@ -30,10 +30,10 @@ class KvCanary {
   KvCanary(const BlockManager& manager, int group, std::span<const KvCacheView> layers,
            std::span<const KvCacheView> host_layers = {});
 
-  // A step has stored these tokens of a sequence, and they are committed.
-  void stored(SequenceId id, std::int64_t first_token, std::int64_t num_tokens);
-  // These copies have run.
-  void copied(const CopyLists& copies);
+  // A step has stored K and V of a sequence in these slots, committed or not.
+  void stored(SequenceId id, std::span<const std::int64_t> slots);
+  // These copies have run. [num_groups], all groups of the manager
+  void copied(std::span<const GroupCopies> copies);
   // Throws Error(kInternal) naming the sequence, token, block and slot, and who had stored it.
   void verify() const;
 

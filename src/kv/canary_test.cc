@@ -71,7 +71,7 @@ class KvCanaryTest : public testing::Test {
     for (const BlockCopy& copy : copies.groups[0].on_device) Cache::copy(cache_, cache_, copy);
     for (const BlockCopy& copy : copies.groups[0].to_host) Cache::copy(cache_, host_, copy);
     for (const BlockCopy& copy : copies.groups[0].to_device) Cache::copy(host_, cache_, copy);
-    canary_.copied(copies);
+    canary_.copied(copies.groups);
     manager_.complete_copies(copies.ticket);
   }
 
@@ -97,7 +97,7 @@ class KvCanaryTest : public testing::Test {
     } else {
       manager_.commit(id, std::vector<Token>(static_cast<std::size_t>(num_tokens), 77));
     }
-    canary_.stored(id, first, num_tokens);
+    canary_.stored(id, slots);
     return slots;
   }
 

@@ -48,11 +48,21 @@ PrefixIndex::PrefixIndex(const Options& options)
   resize(options.num_blocks);
 }
 
-// Tails lie in the buckets of the digest before them; the kinds differ in num_tokens.
-std::size_t PrefixIndex::bucket_of(const Digest& digest, std::int32_t group,
-                                   bool is_tail) const noexcept {
-  const std::uint64_t word = (first_word(digest) & digest_mask_) +
-                             static_cast<std::uint64_t>(group) * 2 + (is_tail ? 1 : 0);
+std::size_t PrefixIndex::bucket_of(const Digest& digest, std::int32_t group) const noexcept {
+  return bucket_of_word((first_word(digest) & digest_mask_) +
+                        static_cast<std::uint64_t>(group) * 2);
+}
+
+// Tails lie in buckets of the digest before them and their extra keys: prompts that differ in an
+// image alone must not walk past each other's. The kinds differ in num_tokens.
+std::size_t PrefixIndex::tail_bucket_of(const Digest& parent, const Digest& extra,
+                                        std::int32_t group) const noexcept {
+  return bucket_of_word((first_word(parent) & digest_mask_) +
+                        (first_word(extra) & digest_mask_) * 3 +
+                        static_cast<std::uint64_t>(group) * 2 + 1);
+}
+
+std::size_t PrefixIndex::bucket_of_word(std::uint64_t word) const noexcept {
   // Fibonacci hashing: also the few values of a tiny test digest spread over the table.
   const int shift = 64 - std::countr_zero(buckets_.size());
   return static_cast<std::size_t>((word * 0x9E3779B97F4A7C15ULL) >> shift);
@@ -60,7 +70,8 @@ std::size_t PrefixIndex::bucket_of(const Digest& digest, std::int32_t group,
 
 std::size_t PrefixIndex::bucket_of(const Record& entry) const noexcept {
   const bool is_tail = entry.num_tokens < block_size_;
-  return bucket_of(is_tail ? entry.parent : entry.digest, entry.group, is_tail);
+  return is_tail ? tail_bucket_of(entry.parent, entry.extra, entry.group)
+                 : bucket_of(entry.digest, entry.group);
 }
 
 std::span<const Token> PrefixIndex::tokens_of(BlockId block) const noexcept {
@@ -80,13 +91,13 @@ bool PrefixIndex::holds(BlockId block, const Key& key) const noexcept {
 }
 
 BlockId PrefixIndex::find(const Key& key) const noexcept {
-  BlockId block = buckets_[bucket_of(key.digest, key.group, false)];
+  BlockId block = buckets_[bucket_of(key.digest, key.group)];
   while (block != kNullBlock && !holds(block, key)) block = record(block).next;
   return block;
 }
 
 BlockId PrefixIndex::find_digest(const Digest& digest, std::int32_t group) const noexcept {
-  BlockId block = buckets_[bucket_of(digest, group, false)];
+  BlockId block = buckets_[bucket_of(digest, group)];
   while (block != kNullBlock) {
     const Record& entry = record(block);
     if (entry.group == group && entry.num_tokens == block_size_ && entry.digest == digest) break;
@@ -98,7 +109,7 @@ BlockId PrefixIndex::find_digest(const Digest& digest, std::int32_t group) const
 PrefixIndex::Tail PrefixIndex::find_tail(const Key& key) const noexcept {
   Tail best;
   int num_seen = 0;
-  BlockId block = buckets_[bucket_of(key.parent, key.group, true)];
+  BlockId block = buckets_[tail_bucket_of(key.parent, key.extra, key.group)];
   for (; block != kNullBlock && num_seen < kMaxTails; block = record(block).next) {
     const Record& entry = record(block);
     if (entry.group != key.group || entry.num_tokens >= block_size_ || entry.parent != key.parent ||
@@ -198,6 +209,16 @@ void PrefixIndex::resize(std::int64_t num_blocks) {
       last = before;
     }
   }
+}
+
+std::int64_t PrefixIndex::longest_chain() const noexcept {
+  std::int64_t longest = 0;
+  for (BlockId block : buckets_) {
+    std::int64_t length = 0;
+    for (; block != kNullBlock; block = record(block).next) ++length;
+    longest = std::max(longest, length);
+  }
+  return longest;
 }
 
 void PrefixIndex::validate() const {

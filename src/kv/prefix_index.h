@@ -77,6 +77,7 @@ class PrefixIndex {
   void resize(std::int64_t num_blocks);
 
   std::int64_t size() const noexcept { return size_; }
+  std::int64_t longest_chain() const noexcept;  // blocks in one bucket
   // Throws Error(kInternal) naming the block whose record or chain is broken.
   void validate() const;
 
@@ -97,7 +98,10 @@ class PrefixIndex {
   Record& record(BlockId block) noexcept { return records_[static_cast<std::size_t>(block)]; }
   std::span<const Token> tokens_of(BlockId block) const noexcept;
   bool holds(BlockId block, const Key& key) const noexcept;
-  std::size_t bucket_of(const Digest& digest, std::int32_t group, bool is_tail) const noexcept;
+  std::size_t bucket_of(const Digest& digest, std::int32_t group) const noexcept;
+  std::size_t tail_bucket_of(const Digest& parent, const Digest& extra,
+                             std::int32_t group) const noexcept;
+  std::size_t bucket_of_word(std::uint64_t word) const noexcept;
   std::size_t bucket_of(const Record& entry) const noexcept;
   void link(BlockId block) noexcept;
   void add(BlockId block, const Key& key, std::int32_t num_tokens);

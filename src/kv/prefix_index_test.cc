@@ -116,6 +116,25 @@ TEST(PrefixIndex, FindsTheTailThatAgreesLongest) {
   index.validate();
 }
 
+// Short prompts with one image each: all follow the same root.
+TEST(PrefixIndex, TailsThatDifferInTheirExtraKeysDoNotStandInEachOthersWay) {
+  PrefixIndex index({.num_blocks = 4097, .block_size = 8, .keep_tokens = true});
+  std::mt19937 random(1);
+  const std::vector<Token> tokens = {1, 2, 3};
+  std::vector<PrefixIndex::Key> keys(4096);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    keys[i].parent = digest_of(1);
+    keys[i].tokens = tokens;
+    for (std::uint8_t& byte : keys[i].extra.bytes) byte = static_cast<std::uint8_t>(random());
+    index.insert_tail(static_cast<BlockId>(i + 1), keys[i]);
+  }
+  EXPECT_LT(index.longest_chain(), 16);
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    ASSERT_EQ(index.find_tail(keys[i]).block, static_cast<BlockId>(i + 1));
+  }
+  index.validate();
+}
+
 TEST(PrefixIndex, StaysWholeUnderRandomUse) {
   PrefixIndex index({.num_blocks = 65, .block_size = 2});
   std::mt19937 random(1);

@@ -31,6 +31,7 @@ EngineOptions engine_options(const ComputeOptions& options) {
   engine.blocks = options.blocks;
   engine.blocks.groups.clear();
   engine.scheduler = options.scheduler;
+  engine.canary = options.canary;
   return engine;
 }
 

@@ -35,6 +35,7 @@ struct ComputeOptions {
   BlockManagerOptions blocks{};    // its groups are the engine's
   std::int64_t verified_rows = 4;  // of every step
   std::uint64_t seed = 1;          // of the choice of rows
+  bool canary = false;             // see EngineOptions
 };
 
 class ComputeRunner final : public StepRunner {

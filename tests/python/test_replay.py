@@ -106,6 +106,12 @@ def test_an_operation_that_stores_by_itself_carries_the_engine(tmp_path):
     assert report["copies"] > 0 and report["preemptions"] > 0
 
 
+def test_a_replay_under_the_canary(trace):
+    report = json.loads(succeed("replay", trace, "--canary", "--share-tails", "--cache-bytes", "1MiB",
+                                "--host-blocks", 64, "--json").stdout)
+    assert report["violations"] == 0 and report["evictions"] > 0
+
+
 def test_memory_only_schedules_at_full_size(trace):
     report = json.loads(succeed("replay", trace, "--memory-only", "--serial", "--json").stdout)
     lengths = [json.loads(line)["input_length"] for line in trace.read_text().splitlines()]
@@ -278,6 +284,7 @@ def test_a_link_or_a_pipe_stays_what_it_is(trace, tmp_path):
          "--token-budget 3: must be at least --max-sequences 256"),
         (["replay", "TRACE", "--q-heads", "3"], "--q-heads 3: must be a multiple of --kv-heads 2"),
         (["replay", "TRACE", "--preemption", "swap"], "--preemption swap: needs room on the host"),
+        (["replay", "TRACE", "--memory-only", "--canary"], "--canary: watches what is stored"),
         (["trace", "--first-tokens", "0:5,100:1"], "--first-tokens: quantile 100:1"),
         (["trace", "--turn-tokens", "1e300"], "--turn-tokens: values must be at most"),
         (["trace", "--system-tokens", "200000"],
