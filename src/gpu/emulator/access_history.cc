@@ -2,6 +2,7 @@
 #include "gpu/emulator/access_history.h"
 
 #include <bit>
+#include <utility>
 
 namespace quire::simt::internal {
 
@@ -16,7 +17,8 @@ AccessHistory::Split& AccessHistory::split_of(WordHistory& word) {
     // One list has one owner.
     for (std::size_t i = 1; i < split.size() && word.whole.more_readers != 0; ++i) {
       split[i].more_readers = static_cast<std::uint32_t>(lists_.size());
-      lists_.push_back(ReaderList(lists_[word.whole.more_readers]));
+      ReaderList copy = lists_[word.whole.more_readers];
+      lists_.push_back(std::move(copy));
     }
   }
   return splits_[word.split];
@@ -86,19 +88,19 @@ void AccessHistory::add_to_list(ByteHistory& byte, const ReadEntry& entry, int t
   }
 }
 
-void AccessHistory::add_reader(ByteHistory& byte, int thread, const void* pc) {
+void AccessHistory::add_readers(ByteHistory& byte, const WarpRead& load) {
+  const int thread = load.warp * warp_width_ + std::countr_zero(load.lanes);
   const Stamp now = order_.now(thread);
-  const auto warp = static_cast<std::uint32_t>(thread / warp_width_);
-  const LaneMask lane = LaneMask{1} << (thread % warp_width_);
+  const auto warp = static_cast<std::uint32_t>(load.warp);
   ReadEntry& first = byte.readers;
   if (first.lanes != 0 && first.block == now.block && first.warp == warp &&
       first.step == now.step) {
-    first.lanes |= lane;
-    first.pc = pc;
+    first.lanes |= load.lanes;
+    first.pc = load.pc;
     return;
   }
-  const ReadEntry entry{lane, pc, now.block, now.step, warp};
-  // A store that is ordered after this load is ordered after all that the reader knows.
+  const ReadEntry entry{load.lanes, load.pc, now.block, now.step, warp};
+  // A store that is ordered after this load is ordered after all that one of its readers knows.
   if (first.lanes == 0 || entry_ordered(first, thread, first.lanes)) {
     first = entry;
   } else {
@@ -106,15 +108,18 @@ void AccessHistory::add_reader(ByteHistory& byte, int thread, const void* pc) {
   }
 }
 
+EarlierAccess AccessHistory::last_write(const ByteHistory& byte) const {
+  return {byte.writer, byte.atomic_writer ? AccessKind::kAtomicWrite : AccessKind::kWrite,
+          byte.writer_pc};
+}
+
 std::optional<EarlierAccess> AccessHistory::access(ByteHistory& byte, int thread, AccessKind kind,
                                                    const void* pc) {
-  if (is_race(byte, thread, kind)) {
-    return EarlierAccess{byte.writer,
-                         byte.atomic_writer ? AccessKind::kAtomicWrite : AccessKind::kWrite,
-                         byte.writer_pc};
-  }
+  if (is_race(byte, thread, kind)) return last_write(byte);
   if (kind == AccessKind::kRead) {
-    add_reader(byte, thread, pc);
+    add_readers(
+        byte,
+        {.warp = thread / warp_width_, .lanes = LaneMask{1} << (thread % warp_width_), .pc = pc});
   } else if (is_write(kind)) {
     if (const auto reader = unordered_reader(byte, thread)) return reader;
     byte.writer = order_.now(thread);
@@ -123,6 +128,18 @@ std::optional<EarlierAccess> AccessHistory::access(ByteHistory& byte, int thread
     byte.readers.lanes = 0;
     if (byte.more_readers != 0) lists_[byte.more_readers].clear();
   }
+  return std::nullopt;
+}
+
+std::optional<EarlierAccess> AccessHistory::read(ByteHistory& byte, const WarpRead& load,
+                                                 int& reader) {
+  if (!order_.known_to_warp(byte.writer, load.warp)) {
+    for (LaneMask left = load.lanes; left != 0; left &= left - 1) {
+      reader = load.warp * warp_width_ + std::countr_zero(left);
+      if (is_race(byte, reader, AccessKind::kRead)) return last_write(byte);
+    }
+  }
+  add_readers(byte, load);
   return std::nullopt;
 }
 

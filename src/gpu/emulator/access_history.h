@@ -80,6 +80,14 @@ class AccessHistory {
   // it races with. REQUIRES: no copy is pending here.
   std::optional<EarlierAccess> access(ByteHistory& byte, int thread, AccessKind kind,
                                       const void* pc);
+  // The same for a load by several lanes of a warp at once; `reader` becomes the thread that races.
+  struct WarpRead {
+    int warp;
+    LaneMask lanes;
+    const void* pc;
+  };
+  std::optional<EarlierAccess> read(ByteHistory& byte, const WarpRead& load, int& reader);
+
   // Calls f(ByteHistory&) for the histories of bytes [begin, begin + bytes) of an array of words,
   // as few of them as there are.
   template <class F>
@@ -112,7 +120,8 @@ class AccessHistory {
   bool is_race(const ByteHistory& byte, int thread, AccessKind kind) const;
   std::optional<EarlierAccess> unordered_reader(const ByteHistory& byte, int thread) const;
   bool entry_ordered(const ReadEntry& entry, int thread, LaneMask lanes) const;
-  void add_reader(ByteHistory& byte, int thread, const void* pc);
+  EarlierAccess last_write(const ByteHistory& byte) const;
+  void add_readers(ByteHistory& byte, const WarpRead& load);
   void add_to_list(ByteHistory& byte, const ReadEntry& entry, int thread);
 
   const HappensBefore& order_;

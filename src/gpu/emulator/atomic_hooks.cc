@@ -27,6 +27,7 @@ void refuse_in_kernel(const volatile void* address, const void* pc) {
   extern "C" __attribute__((used)) result quire_simt_##name(__VA_ARGS__) __asm__(symbol); \
   result quire_simt_##name(__VA_ARGS__)
 
+// NOLINTBEGIN(bugprone-macro-parentheses): types cannot have them
 #define QUIRE_SIMT_FETCH(bits, type, operation)                                           \
   QUIRE_SIMT_HOOK(type, atomic##bits##_##operation, "__tsan_atomic" #bits "_" #operation, \
                   type* address, type value, int) {                                       \
@@ -75,6 +76,8 @@ void refuse_in_kernel(const volatile void* address, const void* pc) {
   QUIRE_SIMT_FETCH(bits, type, fetch_nand)                                                         \
   QUIRE_SIMT_COMPARE_EXCHANGE(bits, type, strong)                                                  \
   QUIRE_SIMT_COMPARE_EXCHANGE(bits, type, weak)
+
+// NOLINTEND(bugprone-macro-parentheses)
 
 QUIRE_SIMT_ATOMICS(8, std::uint8_t)
 QUIRE_SIMT_ATOMICS(16, std::uint16_t)

@@ -69,7 +69,8 @@ bool HappensBefore::knows(const Knowledge& knowledge, const Stamp& stamp) {
 }
 
 bool HappensBefore::all_ordered(int warp, std::uint32_t step, LaneMask lanes, int thread) const {
-  if (step <= block_known_[static_cast<std::size_t>(warp)]) return true;
+  const auto first = static_cast<std::uint16_t>(warp << warp_width_log2_);
+  if (known_to_warp({block_, step, first}, static_cast<int>(warp_of(thread)))) return true;
   for (LaneMask left = lanes; left != 0; left &= left - 1) {
     const int reader = (warp << warp_width_log2_) + std::countr_zero(left);
     if (!ordered({block_, step, static_cast<std::uint16_t>(reader)}, thread)) return false;

@@ -54,6 +54,14 @@ class HappensBefore {
     }
     return has_extras_ && knows(acquired_[static_cast<std::size_t>(thread)], earlier);
   }
+  // The same for every lane of a warp, as far as barriers of the block and of whole warps tell.
+  bool known_to_warp(const Stamp& earlier, int warp) const {
+    if (earlier.block != block_) return false;
+    const std::size_t of_earlier = warp_of(earlier.thread);
+    return earlier.step <= block_known_[of_earlier] ||
+           (of_earlier == static_cast<std::size_t>(warp) &&
+            earlier.step <= warp_known_[of_earlier]);
+  }
   // The same for all threads of a warp's mask that read at one step of this block.
   bool all_ordered(int warp, std::uint32_t step, LaneMask lanes, int thread) const;
 

@@ -57,7 +57,8 @@ struct LaunchOptions {
   std::size_t shared_limit_bytes = 227 * 1024;
   // Off: reading shared memory that nobody wrote is allowed. It holds 0xff bytes (NaN).
   bool check_uninitialised_shared = true;
-  // An atomic operation that one thread repeats so often while no other thread can run is a hang.
+  // A thread whose atomics find the same value in the same place so often in a row, and change
+  // nothing, hangs. Other threads get their turns meanwhile.
   std::uint64_t max_spins = 1'000'000;
 };
 

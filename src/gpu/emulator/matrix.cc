@@ -129,7 +129,6 @@ void multiply(const char* name, MultiplyOperands operands, Site site, const void
 constexpr int kTeamLanes = 32;
 constexpr int kRowsOfMatrix = 8;
 constexpr std::size_t kRowBytes = 16;
-constexpr int kWordBytes = 4;
 
 struct LoadOperands {
   std::uint32_t* registers;
@@ -140,11 +139,12 @@ struct LoadOperands {
 class MatrixLoad {
  public:
   explicit MatrixLoad(const Lanes& lanes)
-      : team_(team_of(lanes)), first_(std::countr_zero(lanes.mask)) {}
+      : team_(team_of(lanes)), lanes_(lanes.mask), first_(std::countr_zero(lanes.mask)) {}
 
   LoadOperands& operands(int lane) const { return *static_cast<LoadOperands*>(team_[lane]); }
 
-  // The row that a lane points to: 16 bytes of shared memory on a multiple of 16.
+  // The row that a lane points to: 16 bytes of shared memory on a multiple of 16. Its numbers go to
+  // other lanes, so the load must be ordered after the stores for all of them.
   void check_row(int lane) const {
     const auto address = reinterpret_cast<std::uintptr_t>(operands(lane).row);
     Launch& launch = *running_launch;
@@ -158,33 +158,22 @@ class MatrixLoad {
       launch.checker().raise(FaultKind::kOutOfBounds, access,
                              "a row of a matrix that is not in shared memory");
     }
-    launch.checker().check_shared_bounds(access);
+    launch.checker().check_warp_read(access, lanes_);
     if (address % kRowBytes != 0) {
       launch.checker().raise(FaultKind::kMisaligned, access, "a row of a matrix");
     }
   }
 
-  // A number for `reader`. The address is one lane's, the load another's: it must be ordered after
-  // the store for the lane that gets the number. The other number of the word goes to a lane of the
-  // same team, so that the word may be looked at as a whole.
-  std::uint32_t element(int matrix, int row, int column, int reader) const {
-    const unsigned char* const begin = operands(kRowsOfMatrix * matrix + row).row;
-    check_lane_read(first_ + reader, begin + column / 2 * kWordBytes, kWordBytes);
+  std::uint32_t element(int matrix, int row, int column) const {
     std::uint16_t bits = 0;
-    std::memcpy(&bits, begin + sizeof(bits) * static_cast<std::size_t>(column), sizeof(bits));
-    return bits;
-  }
-  // Two neighbours of a row.
-  std::uint32_t pair(int matrix, int row, int column, int reader) const {
-    const unsigned char* const begin = operands(kRowsOfMatrix * matrix + row).row;
-    check_lane_read(first_ + reader, begin + column / 2 * kWordBytes, kWordBytes);
-    std::uint32_t bits = 0;
-    std::memcpy(&bits, begin + column / 2 * kWordBytes, sizeof(bits));
+    const std::size_t offset = sizeof(bits) * static_cast<std::size_t>(column);
+    std::memcpy(&bits, operands(kRowsOfMatrix * matrix + row).row + offset, sizeof(bits));
     return bits;
   }
 
  private:
   void* const* team_;
+  LaneMask lanes_;
   int first_;
 };
 
@@ -193,13 +182,14 @@ void run_load(const Lanes& lanes) {
   const MatrixLoad load(lanes);
   for (int lane = 0; lane < kRowsOfMatrix * kMatrices; ++lane) load.check_row(lane);
   for (int lane = 0; lane < kTeamLanes; ++lane) {
+    const int first = lane / 4;
+    const int second = 2 * (lane % 4);
     for (int matrix = 0; matrix < kMatrices; ++matrix) {
-      const int first = lane / 4;
-      const int second = 2 * (lane % 4);
-      load.operands(lane).registers[matrix] =
-          kTransposed ? load.element(matrix, second, first, lane) |
-                            load.element(matrix, second + 1, first, lane) << 16
-                      : load.pair(matrix, first, second, lane);
+      const std::uint32_t low =
+          kTransposed ? load.element(matrix, second, first) : load.element(matrix, first, second);
+      const std::uint32_t high = kTransposed ? load.element(matrix, second + 1, first)
+                                             : load.element(matrix, first, second + 1);
+      load.operands(lane).registers[matrix] = low | high << 16;
     }
   }
 }

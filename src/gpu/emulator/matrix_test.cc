@@ -229,7 +229,7 @@ TEST_P(Mma, TileProductThroughSharedMemory) {
   }
   QUIRE_SIMT_NEEDS_HOOKS();
   EXPECT_THAT(fault_of(shape, kernel(false, true)),
-              Faults(FaultKind::kAsyncPending, "load of 4 bytes"));
+              Faults(FaultKind::kAsyncPending, "load of 16 bytes"));
   EXPECT_TRUE(fault_of(shape, kernel(true, false)).has_value());
 }
 
@@ -257,7 +257,7 @@ TEST_P(BadLoads, Addresses) {
   EXPECT_THAT(fault_of(shape(), kernel(8, true, true)),
               Faults(FaultKind::kOutOfBounds, "past the end of dynamic shared memory"));
   EXPECT_THAT(fault_of(shape(), kernel(0, true, false)),
-              Faults(FaultKind::kUninitialised, "load of 4 bytes"));
+              Faults(FaultKind::kUninitialised, "load of 16 bytes"));
   EXPECT_THAT(fault_of(shape(),
                        [] {
                          alignas(16) std::uint16_t row[8] = {};
@@ -285,7 +285,7 @@ TEST_P(BadLoads, TheLaneThatGetsANumberMustBeOrderedToo) {
     };
   };
   EXPECT_THAT(fault_of(shape(), own_rows(true)), EndsWell());
-  EXPECT_THAT(fault_of(shape(), own_rows(false)), Faults(FaultKind::kRace, "load of 4 bytes"));
+  EXPECT_THAT(fault_of(shape(), own_rows(false)), Faults(FaultKind::kRace, "load of 16 bytes"));
 }
 
 TEST(Lanes, AllMustExist) {

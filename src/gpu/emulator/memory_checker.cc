@@ -17,6 +17,7 @@ constexpr std::uintptr_t kNullPageBytes = 4096;
 MemoryChecker::MemoryChecker(const Parts& parts, const LaunchShape& shape,
                              const LaunchOptions& options, bool track_histories)
     : parts_(parts),
+      warp_width_(shape.warp_width),
       track_(track_histories),
       check_uninitialised_(options.check_uninitialised_shared),
       shared_history_(parts.order, shape.warp_width),
@@ -68,7 +69,8 @@ void MemoryChecker::check_shared(const MemoryAccess& access) {
   visit_shared(access, [&](ByteHistory& byte) { check_shared_byte(access, byte); });
 }
 
-void MemoryChecker::check_shared_byte(const MemoryAccess& access, ByteHistory& byte) {
+// Whether a byte of shared memory can be touched at all, by whomever.
+void MemoryChecker::check_state(const MemoryAccess& access, const ByteHistory& byte) {
   if (byte.async_pending) [[unlikely]] {
     raise(FaultKind::kAsyncPending, access, parts_.shared.describe(access.address),
           EarlierAccess{byte.writer, AccessKind::kWrite, byte.writer_pc});
@@ -76,10 +78,28 @@ void MemoryChecker::check_shared_byte(const MemoryAccess& access, ByteHistory& b
   if (byte.writer.block == 0 && check_uninitialised_ && is_read(access.kind)) [[unlikely]] {
     raise(FaultKind::kUninitialised, access, parts_.shared.describe(access.address));
   }
+}
+
+void MemoryChecker::check_shared_byte(const MemoryAccess& access, ByteHistory& byte) {
+  check_state(access, byte);
   if (const auto earlier = shared_history_.access(byte, access.thread, access.kind, access.pc))
       [[unlikely]] {
     raise(FaultKind::kRace, access, parts_.shared.describe(access.address), earlier);
   }
+}
+
+void MemoryChecker::check_warp_read(const MemoryAccess& access, LaneMask lanes) {
+  check_shared_bounds(access);
+  if (!track_) return;
+  const int warp = access.thread / warp_width_;
+  visit_shared(access, [&](ByteHistory& byte) {
+    check_state(access, byte);
+    MemoryAccess racing = access;
+    const AccessHistory::WarpRead load{.warp = warp, .lanes = lanes, .pc = access.pc};
+    if (const auto earlier = shared_history_.read(byte, load, racing.thread)) [[unlikely]] {
+      raise(FaultKind::kRace, racing, parts_.shared.describe(access.address), earlier);
+    }
+  });
 }
 
 void MemoryChecker::check_global(const MemoryAccess& access, GlobalMemory::Buffer& buffer) {

@@ -44,8 +44,9 @@ class MemoryChecker {
   void begin_block();
 
   void check(const MemoryAccess& access);
-  // REQUIRES: is_shared(access.address).
-  void check_shared_bounds(const MemoryAccess& access);
+  // A load from shared memory by the lanes of a mask together with access.thread, which is one of
+  // them. REQUIRES: is_shared(access.address).
+  void check_warp_read(const MemoryAccess& access, LaneMask lanes);
   [[noreturn]] void raise(FaultKind kind, const MemoryAccess& access, std::string text,
                           const std::optional<EarlierAccess>& earlier = std::nullopt);
   bool is_shared(std::uintptr_t address) const { return parts_.shared.contains(address); }
@@ -62,11 +63,14 @@ class MemoryChecker {
  private:
   template <class F>
   void visit_shared(const MemoryAccess& access, F&& f);
+  void check_shared_bounds(const MemoryAccess& access);
   void check_shared(const MemoryAccess& access);
+  void check_state(const MemoryAccess& access, const ByteHistory& byte);
   void check_shared_byte(const MemoryAccess& access, ByteHistory& byte);
   void check_global(const MemoryAccess& access, GlobalMemory::Buffer& buffer);
   void check_elsewhere(const MemoryAccess& access);
   Parts parts_;
+  int warp_width_;
   bool track_;
   bool check_uninitialised_;
   GlobalMemory global_;

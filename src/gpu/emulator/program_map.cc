@@ -15,8 +15,6 @@
 
 #include "base/check.h"
 
-extern char** environ;
-
 namespace quire::simt::internal {
 namespace {
 

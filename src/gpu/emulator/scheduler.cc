@@ -70,7 +70,7 @@ void Scheduler::wake(std::vector<int>& threads) {
   if (shuffles_ && (random_() & 1) != 0) {
     for (const int thread : threads) push_back(thread);
   } else {
-    for (auto thread = threads.rbegin(); thread != threads.rend(); ++thread) push_front(*thread);
+    for (std::size_t i = threads.size(); i-- > 0;) push_front(threads[i]);
   }
 }
 

@@ -121,6 +121,7 @@ void* static_shared(const void* key, std::size_t bytes, std::size_t alignment,
                     const char* name) noexcept;
 }  // namespace internal
 
+// NOLINTBEGIN(bugprone-macro-parentheses): names and types cannot have them
 // Declares a variable of the block inside a kernel: QUIRE_SIMT_SHARED(float[32], sums). A template
 // has one per instantiation, as __shared__ has.
 #define QUIRE_SIMT_SHARED(type, name)                                                            \
@@ -128,6 +129,7 @@ void* static_shared(const void* key, std::size_t bytes, std::size_t alignment,
   auto& name = *static_cast<std::type_identity_t<type>*>(::quire::simt::internal::static_shared( \
       &quire_simt_key_##name, sizeof(std::type_identity_t<type>),                                \
       alignof(std::type_identity_t<type>), #name))
+// NOLINTEND(bugprone-macro-parentheses)
 
 // --- assertions of a kernel
 // Ends the launch with a fault that says `text` unless the condition holds.
