@@ -378,10 +378,12 @@ class TileLoader {
       const int row = i * kRowsPerCopy + lane() / Tile::kChunks;
       const std::int64_t k_row = shuffle64(k_own, row);
       const std::int64_t v_row = shuffle64(v_own, row);
+      const bool k_wanted = (k_row != kNowhere) & k_dims;
+      const bool v_wanted = (v_row != kNowhere) & v_dims;
       async_copy16(to + row * Tile::kRowBytes + 16 * Tile::k_chunk(row, chunk),
-                   k + k_row + 16 * chunk, (k_row != kNowhere) & k_dims);
+                   k + (k_wanted ? k_row : 0) + 16 * chunk, k_wanted);
       async_copy16(to + Tile::kTensorBytes + row * Tile::kRowBytes + 16 * Tile::v_chunk(row, chunk),
-                   v + v_row + 16 * chunk, (v_row != kNowhere) & v_dims);
+                   v + (v_wanted ? v_row : 0) + 16 * chunk, v_wanted);
     }
     if constexpr (!Tile::kIs16Bit) {
       if (cache.format.scales == ScaleGranularity::kPerTokenHead) {
