@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a kernel may use of a device, in one vocabulary for three targets: CUDA, AMD (Clang's HIP
-// without the vendor's headers) and the host emulator (gpu/emulator/). A kernel is a template or
-// inline function over these names; kernels.cu, kernels.hip.cc and kernels_emulated.cc wrap it.
+// What a kernel may use of a device, in one vocabulary for CUDA and for the host emulator
+// (gpu/emulator/); a target for AMD needs a third file like device_cuda.h. A kernel is a template
+// or inline function over these names; kernels/kernel_table.h lists what is launched.
 //
 // A team is 32 lanes: a warp on NVIDIA, half a wave on AMD's wave64. Everything a team does
 // together (shuffles, votes, matrix products) is of the team alone, so that no kernel knows the
@@ -21,12 +21,10 @@
 
 #if defined(QUIRE_GPU_EMULATED)
 #include "gpu/emulator/device_target.h"
-#elif defined(__HIP__)
-#include "gpu/device_hip.h"
 #elif defined(__CUDACC__)
 #include "gpu/device_cuda.h"
 #else
-#error "device_api.h is for kernels: compile for CUDA, HIP or the emulator"
+#error "device_api.h is for kernels: compile for CUDA or the emulator"
 #endif
 
 namespace quire::gpu {

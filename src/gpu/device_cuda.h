@@ -43,9 +43,6 @@ QUIRE_DEVICE int shuffle(int value, int from) {
 QUIRE_DEVICE float shuffle(float value, int from) {
   return __shfl_sync(0xffffffffU, value, from);
 }
-QUIRE_DEVICE int shuffle_up(int value, int distance) {
-  return __shfl_up_sync(0xffffffffU, value, distance);
-}
 QUIRE_DEVICE float shuffle_xor(float value, int mask) {
   return __shfl_xor_sync(0xffffffffU, value, mask);
 }
@@ -69,9 +66,6 @@ QUIRE_DEVICE float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-QUIRE_DEVICE float log2_fast(float x) {
-  return __log2f(x);
-}
 QUIRE_DEVICE float exp2_exact(float x) {
   return exp2f(x);
 }
@@ -90,9 +84,6 @@ QUIRE_DEVICE float log_exact(float x) {
 // The larger; a NaN loses against a number.
 QUIRE_DEVICE float max_of(float a, float b) {
   return fmaxf(a, b);
-}
-QUIRE_DEVICE float min_of(float a, float b) {
-  return fminf(a, b);
 }
 
 // Written by other blocks of this launch: not from the cache of this processor.
