@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <openssl/sha.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <numeric>
@@ -45,21 +46,38 @@ std::string bytes_of(const Digest& digest) {
 // The encoding as the header states it, byte by byte.
 std::string block_message(const Digest& parent, const std::vector<Token>& tokens,
                           const Digest& extra) {
-  bool is_packed = true;
-  for (const Token token : tokens) is_packed &= token >= 0 && token < (1 << 24);
-  std::string packed;
+  Token largest = 0;
+  bool is_negative = false;
   for (const Token token : tokens) {
-    packed += little_endian(static_cast<std::uint32_t>(token), is_packed ? 3 : 4);
+    largest = std::max(largest, token);
+    is_negative |= token < 0;
+  }
+  const bool fits_24 = !is_negative && largest < (1 << 24);
+  const bool fits_18 = !is_negative && largest < (1 << 18) && tokens.size() >= 64;
+  const int bits = fits_18 ? 18 : fits_24 ? 24 : 32;
+  std::string packed((tokens.size() * static_cast<std::size_t>(bits) + 7) / 8, '\0');
+  std::size_t at = 0;
+  for (const Token token : tokens) {
+    for (int bit = 0; bit < bits; ++bit, ++at) {
+      if ((static_cast<std::uint32_t>(token) >> bit & 1) != 0) {
+        packed[at / 8] = static_cast<char>(packed[at / 8] | 1 << (at % 8));
+      }
+    }
   }
   const std::string extra_bytes = extra == Digest{} ? "" : bytes_of(extra);
-  return "B" + head('P', 32) + head(is_packed ? 't' : 'T', packed.size()) +
-         head('E', extra_bytes.size()) + bytes_of(parent) + packed + extra_bytes;
+  return "B" +
+         head(fits_18   ? 'u'
+              : fits_24 ? 't'
+                        : 'T',
+              packed.size()) +
+         head('E', extra_bytes.size()) + head('P', 32) + packed + extra_bytes + bytes_of(parent);
 }
 
 TEST(PrefixHash, IsSha256OfTheStatedEncoding) {
   std::mt19937 random(1);
-  for (const std::size_t size : {1u, 2u, 15u, 16u, 17u, 64u, 255u, 256u, 257u, 512u, 1000u}) {
-    for (const std::uint32_t limit : {2u, 1u << 24, 1u << 25, 1u << 31}) {
+  for (const std::size_t size :
+       {1u, 2u, 3u, 15u, 16u, 17u, 63u, 64u, 67u, 255u, 256u, 257u, 258u, 260u, 512u, 1000u}) {
+    for (const std::uint32_t limit : {2u, 1u << 18, 1u << 24, 1u << 25, 1u << 31}) {
       std::vector<Token> tokens;
       for (std::size_t i = 0; i < size; ++i) tokens.push_back(static_cast<Token>(random() % limit));
       const Digest parent = sha256("parent");
@@ -84,6 +102,20 @@ TEST(PrefixHash, PacksTokensOfAnyCount) {
       Token token = 0;
       std::memcpy(&token, packed.data() + 3 * i, 3);
       ASSERT_EQ(token, tokens[i]) << count;
+    }
+  }
+}
+
+TEST(PrefixHash, PacksEighteenBitsAndNoByteFarBeyond) {
+  std::vector<Token> tokens(70);
+  std::iota(tokens.begin(), tokens.end(), (1 << 18) - 70);
+  for (std::size_t count = 0; count <= tokens.size(); ++count) {
+    const std::size_t size = packed_bytes(count, 18);
+    std::vector<std::uint8_t> packed(size + 7, 0xAA);
+    pack_18_bits(std::span(tokens).first(count), packed.data());
+    for (std::size_t bit = 0; bit < 18 * count; ++bit) {
+      const int expected = tokens[bit / 18] >> (bit % 18) & 1;
+      ASSERT_EQ(packed[bit / 8] >> (bit % 8) & 1, expected) << count << " tokens, bit " << bit;
     }
   }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tokens of 24 bits as three bytes each, little endian.
+// Tokens as 18 or 24 bits each, one behind the other, lowest bit first.
 #pragma once
 
 #include <bit>
@@ -18,7 +18,8 @@ namespace quire {
 
 static_assert(std::endian::native == std::endian::little, "tokens are hashed as they lie");
 
-inline bool fits_24_bits(std::span<const Token> tokens) noexcept {
+// The bits that are set in any of the tokens.
+inline std::uint32_t bits_in(std::span<const Token> tokens) noexcept {
   std::uint32_t bits[4] = {};  // fixed lanes, so that the compiler makes a vector of them
   std::size_t i = 0;
   for (; i + 4 <= tokens.size(); i += 4) {
@@ -27,7 +28,11 @@ inline bool fits_24_bits(std::span<const Token> tokens) noexcept {
     }
   }
   for (; i < tokens.size(); ++i) bits[0] |= static_cast<std::uint32_t>(tokens[i]);
-  return ((bits[0] | bits[1] | bits[2] | bits[3]) >> 24) == 0;
+  return bits[0] | bits[1] | bits[2] | bits[3];
+}
+
+constexpr std::size_t packed_bytes(std::size_t num_tokens, std::size_t token_bits) noexcept {
+  return (num_tokens * token_bits + 7) / 8;
 }
 
 #if defined(__x86_64__)
@@ -40,7 +45,7 @@ inline __m128i pack_4_tokens(const Token* tokens) noexcept {
 }
 #endif
 
-// Writes 3 * tokens.size() bytes, and up to 1 beyond. REQUIRES: fits_24_bits(tokens).
+// Writes 3 * tokens.size() bytes, and up to 1 beyond. REQUIRES: all lie in [0, 2^24).
 inline void pack_24_bits(std::span<const Token> tokens, std::uint8_t* out) noexcept {
   std::size_t i = 0;
 #if defined(__x86_64__)
@@ -57,6 +62,36 @@ inline void pack_24_bits(std::span<const Token> tokens, std::uint8_t* out) noexc
   }
 #endif
   for (; i < tokens.size(); ++i, out += 3) std::memcpy(out, &tokens[i], sizeof(Token));
+}
+
+// Writes packed_bytes(tokens.size(), 18) bytes, and up to 7 beyond. REQUIRES: all lie in [0, 2^18).
+inline void pack_18_bits(std::span<const Token> tokens, std::uint8_t* out) noexcept {
+  const auto pair = [&](std::size_t i) {
+    std::uint64_t two = 0;
+    std::memcpy(&two, &tokens[i], sizeof(two));
+    return (two & 0x3FFFF) | (two >> 32 << 18);
+  };
+  const auto put = [&](std::uint64_t word, std::size_t num_bytes) {
+    std::memcpy(out, &word, sizeof(word));
+    out += num_bytes;
+  };
+  std::size_t i = 0;
+  for (; i + 8 <= tokens.size(); i += 8) {
+    const std::uint64_t c = pair(i + 4);
+    const std::uint64_t d = pair(i + 6);
+    const std::uint64_t b = pair(i + 2);
+    put(pair(i) | (b << 36), 8);
+    put((b >> 28) | (c << 8) | (d << 44), 8);
+    put(d >> 20, 2);
+  }
+  std::uint64_t bits = 0;
+  std::size_t num_bits = 0;
+  for (; i < tokens.size(); ++i) {
+    bits |= static_cast<std::uint64_t>(tokens[i]) << num_bits;
+    num_bits += 18;
+    for (; num_bits >= 8; num_bits -= 8, bits >>= 8) put(bits, 1);
+  }
+  if (num_bits > 0) put(bits, 1);
 }
 
 }  // namespace quire
