@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C interface, tested from C: each case is a function of the C files beside this one.
+#include <gtest/gtest.h>
+
+#include "capi/client.h"
+
+extern "C" void check_failed(const char* file, int line, const char* text) {
+  ADD_FAILURE_AT(file, line) << text;
+}
+
+namespace {
+
+TEST(CAttention, StepsOnTheCpu) {
+  test_one_step("cpu");
+}
+TEST(CAttention, StepsOnTheReference) {
+  test_one_step("reference");
+}
+TEST(CAttention, StoresInsideAttend) {
+  test_fused_append();
+}
+TEST(CAttention, SinksBiasAndRaggedKeys) {
+  test_ragged_and_bias();
+}
+TEST(CAttention, MergesPartials) {
+  test_merge();
+}
+TEST(CAttention, ReadsTensorsOfTheCaller) {
+  test_caller_tensors();
+}
+TEST(CAttention, RunsOnThreadsOfTheCaller) {
+  test_executor();
+}
+
+TEST(CEngine, RunsRequestsWithRoom) {
+  test_engine_loop(64, 0);
+}
+TEST(CEngine, RecomputesWhatItPreempts) {
+  test_engine_loop(14, 0);
+}
+TEST(CEngine, SwapsWhatItPreempts) {
+  test_engine_loop(14, 64);
+}
+TEST(CEngine, EndsForksAndRefusesAsItShould) {
+  test_scheduler_calls();
+}
+
+TEST(CBlocks, StepsByHand) {
+  test_manual_steps();
+}
+TEST(CBlocks, Swaps) {
+  test_swap();
+}
+TEST(CBlocks, Prompts) {
+  test_prompts();
+}
+TEST(CBlocks, Events) {
+  test_events();
+}
+TEST(CBlocks, Copies) {
+  test_copies();
+}
+TEST(CBlocks, Memory) {
+  test_memory();
+}
+
+TEST(CErrors, Null) {
+  test_null_arguments();
+}
+TEST(CErrors, StructSizes) {
+  test_struct_sizes();
+}
+TEST(CErrors, BadValues) {
+  test_bad_values();
+}
+TEST(CErrors, ForeignHandles) {
+  test_foreign_handles();
+}
+TEST(CErrors, DestructionInAnyOrder) {
+  test_lifetimes();
+}
+TEST(CErrors, TextPerThread) {
+  test_error_per_thread();
+}
+TEST(CErrors, Constants) {
+  test_constants();
+}
+
+TEST(CInfo, Backends) {
+  test_info();
+}
+TEST(CInfo, Conformance) {
+  test_check();
+}
+
+}  // namespace
