@@ -25,7 +25,8 @@ job_format() { # format and the rules that no compiler checks
 }
 
 job_release() { # every test, as built for users
-  tools/build.sh release -DQUIRE_PYTHON="$(tools/bootstrap --print-venv test)/bin/python" all &&
+  tools/build.sh release -DQUIRE_PYTHON="$(tools/bootstrap --print-venv test)/bin/python" \
+    -DQUIRE_BUILD_PYTHON=ON all &&
     run_ctest release -LE '^torch$'
 }
 
@@ -45,10 +46,13 @@ job_tidy() {
   cmake --preset release >/dev/null && python3 tools/tidy.py build/release
 }
 
-job_torch() { # comparison with PyTorch
-  local torch
-  torch=$(echo "$(tools/bootstrap --print-venv torch)"/lib/python3*/site-packages/torch)
-  tools/build.sh release -DQUIRE_TORCH_DIR="$torch" torch_tests && run_ctest release -L '^torch$'
+job_torch() { # comparison with PyTorch, and the Python package on its tensors
+  local torch venv
+  venv=$(tools/bootstrap --print-venv torch)
+  torch=$(echo "$venv"/lib/python3*/site-packages/torch)
+  tools/build.sh release -DQUIRE_TORCH_DIR="$torch" -DQUIRE_TORCH_PYTHON="$venv/bin/python" \
+    -DQUIRE_PYTHON="$(tools/bootstrap --print-venv test)/bin/python" -DQUIRE_BUILD_PYTHON=ON \
+    torch_tests quire_python && run_ctest release -L '^torch$'
 }
 
 jobs=("$@")

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""New arrays of the library that an argument came from. Called by the compiled part."""
+
+import sys
+
+from quire._error import Error
+
+_NAMES = {
+    "f32": "float32",
+    "f16": "float16",
+    "bf16": "bfloat16",
+    "f8e4m3": "float8_e4m3fn",
+    "f8e5m2": "float8_e5m2",
+    "i8": "int8",
+}
+
+
+def _library(source):
+    return type(source).__module__.partition(".")[0].removesuffix("lib")
+
+
+def numpy_dtype(name):
+    """The NumPy dtype of a format of quire."""
+    import numpy
+
+    name = _NAMES.get(name, name)
+    if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise Error(f"NumPy has no {name} without the package ml_dtypes") from error
+        return numpy.dtype(getattr(ml_dtypes, name))
+    return numpy.dtype(name)
+
+
+def empty(source, shape, dtype):
+    """An array that can be written, on the device of `source`."""
+    library = _library(source)
+    if library == "torch":
+        import torch
+
+        return torch.empty(shape, dtype=getattr(torch, _NAMES[dtype]), device=source.device)
+    if library == "cupy":
+        import cupy
+
+        return cupy.empty(shape, dtype=numpy_dtype(dtype))
+    device_type = source.__dlpack_device__()[0] if hasattr(source, "__dlpack_device__") else 1
+    if device_type != 1:
+        raise Error(f"out: needed, because arrays of {library} on a device cannot be made here")
+    import numpy
+
+    return numpy.empty(shape, dtype=numpy_dtype(dtype))
+
+
+def in_library_of(source, made):
+    """What the caller is given for an array that `empty` has made."""
+    if _library(source) == "jax":
+        import jax.numpy
+
+        return jax.numpy.asarray(made)
+    return made
+
+
+def current_stream(source):
+    """The number of the stream on which the library of `source` works; None: any library."""
+    library = _library(source) if source is not None else ""
+    if library == "cupy":
+        import cupy
+
+        return cupy.cuda.get_current_stream().ptr
+    if "torch" in sys.modules and library in ("", "torch"):
+        import torch
+
+        return torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0
+    return 0
+
+
+def as_numpy(array):
+    """`array` without a copy."""
+    import numpy
+
+    from quire import _quire
+
+    if isinstance(array, numpy.ndarray):
+        return array
+    name, as_bits = _quire.as_bits(array)
+    return numpy.asarray(as_bits).view(numpy_dtype(name))
