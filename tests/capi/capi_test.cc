@@ -93,4 +93,12 @@ TEST(CInfo, Conformance) {
   test_check();
 }
 
+class CRandom : public testing::TestWithParam<int> {};
+
+TEST_P(CRandom, EveryCallGivesAStatus) {
+  test_random_arguments(static_cast<uint64_t>(GetParam()));
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, CRandom, testing::Range(0, 8));
+
 }  // namespace
