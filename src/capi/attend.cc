@@ -35,6 +35,12 @@ KvSource to_source(const quire_kv_source* pointer) {
            .v = to_optional_tensor(given.new_v, "new_v")}};
 }
 
+const PreparedBatch& ready_batch(const quire_prepared_batch* pointer) {
+  const quire_prepared_batch& prepared = open(pointer, "prepared");
+  require(prepared.has_batch, "prepared: no batch, because prepare was not called or has failed");
+  return *prepared.prepared;
+}
+
 Stream to_stream(void* handle) {
   return {.handle = handle};
 }
@@ -48,8 +54,10 @@ quire_status quire_prepare(quire_backend* backend, quire_prepared_batch* prepare
                            const quire_batch* batch, void* stream) {
   return guarded([&] {
     quire::AttentionBackend& user = *open(backend, "backend").backend;
-    quire::PreparedBatch& filled = *open(prepared, "prepared").prepared;
-    user.prepare(filled, to_batch(batch), to_stream(stream));
+    quire_prepared_batch& filled = open(prepared, "prepared");
+    filled.has_batch = false;  // whatever fails, arrays of an earlier batch are not read again
+    user.prepare(*filled.prepared, to_batch(batch), to_stream(stream));
+    filled.has_batch = true;
   });
 }
 
@@ -58,7 +66,7 @@ quire_status quire_append(quire_backend* backend, const quire_prepared_batch* pr
                           const quire_kv_cache_view* cache, void* stream) {
   return guarded([&] {
     quire::AttentionBackend& user = *open(backend, "backend").backend;
-    const quire::PreparedBatch& ready = *open(prepared, "prepared").prepared;
+    const quire::PreparedBatch& ready = ready_batch(prepared);
     user.append(ready, {.k = to_tensor(k, "k"), .v = to_optional_tensor(v, "v")},
                 to_view(cache, "cache"), to_stream(stream));
   });
@@ -70,7 +78,7 @@ quire_status quire_attend(quire_backend* backend, const quire_prepared_batch* pr
                           void* stream) {
   return guarded([&] {
     quire::AttentionBackend& user = *open(backend, "backend").backend;
-    const quire::PreparedBatch& ready = *open(prepared, "prepared").prepared;
+    const quire::PreparedBatch& ready = ready_batch(prepared);
     user.attend(ready, to_params(params, ready.spec(), user.memory().device()), to_tensor(q, "q"),
                 to_source(source), to_output(output), to_stream(stream));
   });

@@ -68,6 +68,7 @@ struct quire_prepared_batch {
   std::shared_ptr<quire::AttentionBackend> backend;
   std::unique_ptr<quire::WorkspaceBuffer> workspace;  // none: the caller's
   std::unique_ptr<quire::PreparedBatch> prepared;     // ends first
+  bool has_batch = false;                             // the last prepare succeeded
 };
 
 struct quire_kv_cache {

@@ -43,24 +43,28 @@ std::uint64_t make_owner(const void* address) noexcept {
   return mixed >> kOwnerShift;
 }
 
+// Lengths and numbers of blocks are below 2^31: adding one of these must not overflow.
+constexpr std::int64_t kAddendLimit = std::int64_t{1} << 62;
+
 void require_pool(const BlockPoolOptions& pool, std::size_t index) {
   constexpr std::int64_t kMaxBlocks = std::numeric_limits<BlockId>::max();
   require(pool.num_blocks >= 1 && pool.num_blocks <= kMaxBlocks, "pool ", index,
           ": num_blocks must be between 1 and ", kMaxBlocks, ", is ", pool.num_blocks);
   require(pool.num_host_blocks >= 0 && pool.num_host_blocks <= kMaxBlocks, "pool ", index,
           ": num_host_blocks must be between 0 and ", kMaxBlocks, ", is ", pool.num_host_blocks);
-  require(pool.watermark_blocks >= 0, "pool ", index,
-          ": watermark_blocks must not be negative, is ", pool.watermark_blocks);
+  require(pool.watermark_blocks >= 0 && pool.watermark_blocks < kAddendLimit, "pool ", index,
+          ": watermark_blocks must be in [0, 2^62), is ", pool.watermark_blocks);
 }
 
 void require_layer_group(const LayerGroup& group, std::size_t index, std::size_t num_pools) {
   require(group.pool >= 0 && static_cast<std::size_t>(group.pool) < num_pools, "group ", index,
           ": pool must be one of the ", num_pools, " pools, is ", group.pool);
-  require(group.mask.window_left >= -1 && group.mask.chunk >= 0, "group ", index,
-          ": window_left must be at least -1 and chunk at least 0, are ", group.mask.window_left,
-          " and ", group.mask.chunk);
-  require(group.num_sink_tokens >= 0, "group ", index,
-          ": num_sink_tokens must not be negative, is ", group.num_sink_tokens);
+  require(group.mask.window_left >= -1 && group.mask.window_left < kAddendLimit &&
+              group.mask.chunk >= 0 && group.mask.chunk < kAddendLimit,
+          "group ", index, ": window_left must be in [-1, 2^62) and chunk in [0, 2^62), are ",
+          group.mask.window_left, " and ", group.mask.chunk);
+  require(group.num_sink_tokens >= 0 && group.num_sink_tokens < kAddendLimit, "group ", index,
+          ": num_sink_tokens must be in [0, 2^62), is ", group.num_sink_tokens);
   const bool has_window = group.mask.window_left >= 0 || group.mask.chunk > 0;
   require(!has_window || group.mask.causal, "group ", index,
           ": a window without a causal mask has no use for a cache");

@@ -268,6 +268,12 @@ void test_foreign_handles(void) {
   CHECK_FAILS(kBad, "another backend", quire_poll(second, prepared));
   CHECK_FAILS(kBad, "stream", quire_prepare(first, prepared, &batch, &layout));
 
+  // After a prepare that failed, whatever the reason, there is no batch: not an earlier one.
+  CHECK_OK(quire_prepare(first, prepared, &batch, NULL));
+  CHECK_FAILS(kBad, "batch", quire_prepare(first, prepared, NULL, NULL));
+  CHECK_FAILS(kBad, "prepare was not called or has failed",
+              quire_attend(first, prepared, NULL, NULL, NULL, NULL, NULL));
+
   // The sequence of another manager is none of this one.
   quire_block_manager* other = small_manager();
   const int32_t tokens[3] = {1, 2, 3};
