@@ -22,8 +22,9 @@ std::uint64_t first_word(const Digest& digest) noexcept {
   return word;
 }
 
+// All of them for counts that the constructor will refuse.
 std::uint64_t low_bits(int count) noexcept {
-  return count >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
+  return count < 0 || count >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << count) - 1;
 }
 
 }  // namespace
