@@ -75,6 +75,78 @@ def current_stream(source):
     return 0
 
 
+_QUIRE_NAMES = {name: short for short, name in _NAMES.items()}
+
+
+def dtype_name(array):
+    """The name that quire has for the format of an array."""
+    name = str(array.dtype).removeprefix("torch.")
+    if name not in _QUIRE_NAMES:
+        raise Error(f"quire has no number format '{name}'")
+    return _QUIRE_NAMES[name]
+
+
+def item_bytes(array):
+    """Of one element."""
+    return array.dtype.itemsize
+
+
+def _is_torch(array):
+    return _library(array) == "torch"
+
+
+def arange(like, stop):
+    """[0, stop) as int32, of the library and on the device of `like`."""
+    if _is_torch(like):
+        import torch
+
+        return torch.arange(stop, dtype=torch.int32, device=like.device)
+    import numpy
+
+    return numpy.arange(stop, dtype=numpy.int32)
+
+
+def full(like, size, value):
+    """[size] int32."""
+    return 0 * arange(like, size) + value
+
+
+def where(condition, yes, no):
+    """Elements of `yes` where the condition holds, else of `no`."""
+    if _is_torch(condition):
+        import torch
+
+        return torch.where(condition, yes, no)
+    import numpy
+
+    result = numpy.where(condition, yes, no)
+    return result.astype(no.dtype) if hasattr(no, "dtype") else result
+
+
+def as_int64(array):
+    """As whole numbers that hold any slot."""
+    return array.long() if _is_torch(array) else array.astype("int64")
+
+
+def take_along_rows(table, columns):
+    """table[i, columns[i, j]]"""
+    if _is_torch(table):
+        return table.gather(1, columns.long())
+    import numpy
+
+    return numpy.take_along_axis(table, columns, axis=1)
+
+
+def broadcast_heads(bias, num_heads):
+    """[n, 1, q, k] -> [n, num_heads, q, k] without a copy."""
+    shape = (bias.shape[0], num_heads, *bias.shape[2:])
+    if _is_torch(bias):
+        return bias.expand(shape)
+    import numpy
+
+    return numpy.broadcast_to(bias, shape)
+
+
 def as_numpy(array):
     """`array` without a copy."""
     import numpy

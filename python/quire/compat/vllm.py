@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two operations of vLLM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import quire
+from quire import _arrays
+from quire._error import Error
+
+_CACHE_FORMATS = {"auto": None, "fp8": "f8e4m3", "fp8_e4m3": "f8e4m3", "fp8_e5m2": "f8e5m2"}
+
+
+def _natural(lse):
+    """[num_heads, num_tokens] -> [num_tokens, num_heads]; +inf, too, means that no key was seen."""
+    lse = lse.swapaxes(0, 1)
+    return _arrays.where(lse == float("inf"), float("-inf"), lse)
+
+
+def merge_attn_states(
+    output: Any,
+    prefix_output: Any,
+    prefix_lse: Any,
+    suffix_output: Any,
+    suffix_lse: Any,
+    output_lse: Any | None = None,
+) -> None:
+    """vLLM's ``merge_attn_states``: attention over two disjoint sets of keys becomes one.
+
+    Arguments:
+        output: ``[num_tokens, num_heads, head_dim]``, written.
+        prefix_output, suffix_output: as ``output``.
+        prefix_lse, suffix_lse: ``[num_heads, num_tokens]`` float32, natural logarithm.
+        output_lse: as those, written if given.
+    """
+    quire.merge(
+        [prefix_output, suffix_output],
+        [_natural(prefix_lse), _natural(suffix_lse)],
+        out=output,
+        lse=None if output_lse is None else output_lse.swapaxes(0, 1),
+    )
+
+
+def reshape_and_cache_flash(
+    key: Any,
+    value: Any,
+    key_cache: Any,
+    value_cache: Any,
+    slot_mapping: Any,
+    kv_cache_dtype: str = "auto",
+    k_scale: Any | None = None,
+    v_scale: Any | None = None,
+) -> None:
+    """vLLM's ``reshape_and_cache_flash``: stores K and V at the slots of a paged cache.
+
+    Arguments:
+        key, value: ``[num_tokens, num_kv_heads, head_dim]``; rows behind the last slot are padding.
+        key_cache, value_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]``, written.
+        slot_mapping: ``[num_slots]``, -1: not stored.
+        kv_cache_dtype: ``"auto"`` (that of the cache), ``"fp8"``, ``"fp8_e4m3"`` or ``"fp8_e5m2"``.
+        k_scale, v_scale: of 8-bit caches: a number or ``[1]``, or ``[num_kv_heads]``; values are
+            stored divided by them.
+    """
+    if kv_cache_dtype not in _CACHE_FORMATS:
+        known = ", ".join(_CACHE_FORMATS)
+        raise Error(f"kv_cache_dtype: needs one of {known}, has '{kv_cache_dtype}'")
+    num_slots = slot_mapping.shape[0]
+    if num_slots > key.shape[0]:
+        raise Error(f"slot_mapping: has {num_slots} slots for {key.shape[0]} rows of key")
+    is_scaled = _arrays.item_bytes(key_cache) == 1
+    quire.append(
+        key[:num_slots], value[:num_slots], key_cache, value_cache, slot_mapping,
+        k_scale=k_scale if is_scaled else None, v_scale=v_scale if is_scaled else None,
+        kv_dtype=_CACHE_FORMATS[kv_cache_dtype],
+    )  # fmt: skip
