@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs clang-tidy on the library and the command: tidy.py BUILD_DIR
+"""Runs clang-tidy on the library, the command and the Python package: tidy.py BUILD_DIR
 
 Reads compile_commands.json of the build tree and runs one process per core. A source that was found
 clean is not checked again until its text after preprocessing, the checks or clang-tidy change; the
@@ -20,7 +20,7 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 CACHE_HOME = pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
 CACHE = CACHE_HOME / "quire/tidy"
-CHECKED_FOLDERS = ("src", "cli")
+CHECKED_FOLDERS = ("src", "cli", "python")
 KEEP_SECONDS = 30 * 24 * 3600
 
 

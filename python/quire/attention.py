@@ -169,6 +169,7 @@ def append(
             may occur once.
         k_scale, v_scale: of 8-bit caches: values are stored divided by them. Those per token and
             head are computed and written.
+        kv_order, kv_packing, kv_dtype, backend, stream: as in ``attend``.
 
     No byte of another slot is touched. Raises ``quire.Error`` before anything is written.
     """

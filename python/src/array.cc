@@ -204,11 +204,12 @@ Array import_array(const char* name, nb::handle source) {
        ": needs an array with __dlpack__ or the buffer protocol, has ", type);
 }
 
-std::string element_name(const Element& wanted) {
+std::string element_name(const Element& element_type) {
   for (const NamedElement& named : kNamedElements) {
-    if (named.element == wanted) return std::string(named.name);
+    if (named.element == element_type) return std::string(named.name);
   }
-  return text("code ", static_cast<int>(wanted.code), ", ", static_cast<int>(wanted.bits), " bits");
+  return text("code ", static_cast<int>(element_type.code), ", ",
+              static_cast<int>(element_type.bits), " bits");
 }
 
 DType element_dtype(const char* name, const Array& array) {

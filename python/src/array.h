@@ -49,7 +49,7 @@ struct Array {
 Array import_array(const char* name, nb::handle source);
 
 // "float32", "int64", "bool" or "code 5, 128 bits".
-std::string element_name(const nb::dlpack::dtype& element);
+std::string element_name(const nb::dlpack::dtype& element_type);
 
 // The format of the elements; an Error unless quire has it. `stored` reads bytes of no format of
 // their own (uint8 and int8) as that one.

@@ -78,9 +78,10 @@ AttentionOutput Outputs::view() const {
   return views;
 }
 
-nb::object Outputs::result() const {
-  if (!lse_object.is_valid()) return out_object;
-  return nb::make_tuple(out_object, lse_object);
+nb::object Outputs::result(const Array& like) const {
+  nb::object out_object = made_out ? result_of(like, out) : out.source;
+  if (lse.rank == 0) return out_object;
+  return nb::make_tuple(out_object, made_lse ? result_of(like, lse) : lse.source);
 }
 
 Outputs outputs(const OutputArguments& arguments, const Array& like) {
@@ -88,19 +89,17 @@ Outputs outputs(const OutputArguments& arguments, const Array& like) {
   if (is_none(arguments.out)) {
     made.out = empty_array(like, {arguments.num_rows, arguments.num_heads, arguments.value_dim},
                            arguments.dtype);
-    made.out_object = result_of(like, made.out);
+    made.made_out = true;
   } else {
     made.out = import_array("out", arguments.out);
     require(made.out.rank == 3, "out: needs rank 3, has ", made.out.rank);
-    made.out_object = nb::borrow(arguments.out);
   }
   if (!is_none(arguments.lse)) {
     made.lse = import_array("lse", arguments.lse);
     require(made.lse.rank == 2, "lse: needs rank 2, has ", made.lse.rank);
-    made.lse_object = nb::borrow(arguments.lse);
   } else if (arguments.return_lse) {
     made.lse = empty_array(like, {arguments.num_rows, arguments.num_heads}, DType::kF32);
-    made.lse_object = result_of(like, made.lse);
+    made.made_lse = true;
   }
   return made;
 }

@@ -52,11 +52,12 @@ LayerParams layer_params(const LayerParamArguments& arguments, std::int64_t head
 struct Outputs {
   Array out;
   Array lse;  // rank 0: none
-  nb::object out_object;
-  nb::object lse_object;
+  bool made_out = false;
+  bool made_lse = false;
 
   AttentionOutput view() const;
-  nb::object result() const;  // out, or (out, lse)
+  // out, or (out, lse). When they have been written: some libraries take a copy.
+  nb::object result(const Array& like) const;
 };
 struct OutputArguments {
   nb::handle out;
@@ -68,8 +69,5 @@ struct OutputArguments {
   DType dtype = DType::kF32;
 };
 Outputs outputs(const OutputArguments& arguments, const Array& like);
-
-void bind_calls(nb::module_& module);
-void bind_prepared(nb::module_& module);
 
 }  // namespace quire::python

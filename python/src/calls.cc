@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "bindings.h"
 #include "call.h"
 #include "fail.h"
 #include "names.h"
@@ -132,7 +133,7 @@ nb::object attend(nb::handle q_object, nb::handle k_cache, nb::handle v_cache,
     backend->backend->attend(*state->prepared, params.params, q_view, source, output,
                              state->stream);
   }
-  return made_outputs.result();
+  return made_outputs.result(q);
 }
 
 void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, nb::handle slots,
@@ -207,7 +208,7 @@ nb::object merge(nb::handle outs, nb::handle lses, nb::handle sinks_object, nb::
     const nb::gil_scoped_release release;
     backend->backend->merge(partials, sinks.view, output, stream);
   }
-  return made.result();
+  return made.result(first);
 }
 
 }  // namespace

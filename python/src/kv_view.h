@@ -49,6 +49,4 @@ const LayerCache& layer_cache(const LayerArguments& arguments, LayerCache& made)
 
 void require_writable(const LayerCache& layer);
 
-void bind_kv_cache(nb::module_& module);
-
 }  // namespace quire::python

@@ -84,7 +84,7 @@ class PreparedObject {
       const nb::gil_scoped_release release;
       backend_->backend->attend(*state_->prepared, params.params, q_view, source, output, stream);
     }
-    return made.result();
+    return made.result(q);
   }
 
   // The first error of asynchronous work; nothing on the host.
