@@ -48,7 +48,7 @@ Stream to_stream(void* handle) {
 }  // namespace
 }  // namespace quire::capi
 
-using namespace quire::capi;  // NOLINT(google-build-using-namespace): this file is the C side
+using namespace quire::capi;
 
 quire_status quire_prepare(quire_backend* backend, quire_prepared_batch* prepared,
                            const quire_batch* batch, void* stream) {

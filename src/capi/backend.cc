@@ -60,7 +60,7 @@ quire_backend* make_backend_handle(std::shared_ptr<OwnedBackend> owned) {
 }  // namespace
 }  // namespace quire::capi
 
-using namespace quire::capi;  // NOLINT(google-build-using-namespace): this file is the C side
+using namespace quire::capi;
 
 quire_status quire_backend_create(const char* name, const quire_backend_options* options,
                                   quire_backend** backend) {

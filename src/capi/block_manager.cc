@@ -80,7 +80,7 @@ void EventSink::on_event(const KvEvent& event) noexcept {
 
 }  // namespace quire::capi
 
-using namespace quire::capi;  // NOLINT(google-build-using-namespace): this file is the C side
+using namespace quire::capi;
 
 quire_status quire_block_manager_create(const quire_block_manager_options* options,
                                         quire_block_manager** manager) {

@@ -41,7 +41,7 @@ StepArrays to_step_arrays(const quire_step_arrays* pointer, std::int64_t num_seq
 }  // namespace
 }  // namespace quire::capi
 
-using namespace quire::capi;  // NOLINT(google-build-using-namespace): this file is the C side
+using namespace quire::capi;
 
 quire_status quire_block_manager_can_swap_out(const quire_block_manager* manager, uint64_t sequence,
                                               int32_t* can_swap) {

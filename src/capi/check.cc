@@ -64,7 +64,7 @@ quire_check_result run_suite(AttentionBackend& backend, const quire_check_option
 }  // namespace
 }  // namespace quire::capi
 
-using namespace quire::capi;  // NOLINT(google-build-using-namespace): this file is the C side
+using namespace quire::capi;
 
 quire_status quire_check(quire_backend* backend, const quire_check_options* options,
                          quire_check_result* result) {

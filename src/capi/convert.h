@@ -14,17 +14,17 @@
 
 namespace quire::capi {
 
-AttentionSpec to_spec(const quire_attention_spec* given);
+AttentionSpec to_spec(const quire_attention_spec* pointer);
 Device to_device(std::int32_t kind, std::int32_t index, const char* what);
 
-MutableTensorView to_tensor(const quire_tensor* given, const char* what);
+MutableTensorView to_tensor(const quire_tensor* pointer, const char* what);
 // NULL: absent.
 MutableTensorView to_optional_tensor(const quire_tensor* given, const char* what);
-AttentionOutput to_output(const quire_attention_output* given);
+AttentionOutput to_output(const quire_attention_output* pointer);
 
-BatchView to_batch(const quire_batch* given);
+BatchView to_batch(const quire_batch* pointer);
 quire_batch from_batch(const BatchView& batch);
-BatchBounds to_bounds(const quire_batch_bounds* given);
+BatchBounds to_bounds(const quire_batch_bounds* pointer);
 
 KvCacheView to_view(const quire_kv_cache_view* given, const char* what);
 std::vector<KvCacheView> to_views(const quire_kv_cache_view* given, std::int64_t size,

@@ -33,7 +33,7 @@ void require_memory(const void* data, std::int64_t size_bytes, const char* what)
 }  // namespace
 }  // namespace quire::capi
 
-using namespace quire::capi;  // NOLINT(google-build-using-namespace): this file is the C side
+using namespace quire::capi;
 
 quire_status quire_copy_blocks(quire_backend* backend, const quire_kv_cache_view* src,
                                const quire_kv_cache_view* dst, int64_t num_layers,

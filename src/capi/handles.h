@@ -105,7 +105,7 @@ template <class Handle>
 Handle& open(Handle* handle, const char* what) {
   require(handle != nullptr, what, ": is NULL");
   std::uint64_t kind = 0;
-  std::memcpy(&kind, handle, sizeof(kind));
+  std::memcpy(&kind, static_cast<const void*>(handle), sizeof(kind));
   constexpr auto kExpected = static_cast<std::uint64_t>(std::remove_const_t<Handle>::kKind);
   require(kind == kExpected, what, ": this handle is ", handle_kind_name(kind), ", not ",
           handle_kind_name(kExpected));

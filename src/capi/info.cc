@@ -160,7 +160,7 @@ struct quire_info {
   std::string json;
 };
 
-using namespace quire::capi;  // NOLINT(google-build-using-namespace): this file is the C side
+using namespace quire::capi;
 
 namespace {
 

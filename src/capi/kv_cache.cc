@@ -33,7 +33,7 @@ KvOrder to_order(std::int32_t order) {
 }  // namespace
 }  // namespace quire::capi
 
-using namespace quire::capi;  // NOLINT(google-build-using-namespace): this file is the C side
+using namespace quire::capi;
 
 quire_status quire_kv_cache_create(quire_backend* backend, const quire_attention_spec* spec,
                                    const quire_kv_cache_options* options, quire_kv_cache** cache) {

@@ -47,7 +47,7 @@ Prompt to_prompt(std::span<const Token> tokens, std::int32_t block_size,
 }  // namespace
 }  // namespace quire::capi
 
-using namespace quire::capi;  // NOLINT(google-build-using-namespace): this file is the C side
+using namespace quire::capi;
 
 quire_status quire_prompt_create(const int32_t* tokens, int64_t num_tokens, int32_t block_size,
                                  const quire_prefix_scope* scope, quire_prompt** prompt) {

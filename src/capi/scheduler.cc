@@ -83,7 +83,7 @@ std::span<const Token> to_new_tokens(const std::int32_t* tokens, std::int64_t si
 }  // namespace
 }  // namespace quire::capi
 
-using namespace quire::capi;  // NOLINT(google-build-using-namespace): this file is the C side
+using namespace quire::capi;
 
 quire_status quire_scheduler_create(const quire_scheduler_options* options,
                                     quire_block_manager* manager, quire_scheduler** scheduler) {

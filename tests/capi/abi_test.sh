@@ -30,6 +30,13 @@ echo "== the library exports the functions of the headers and no other of C"
 diff <("$abi" names "$source/include") \
   <(nm -D --defined-only "$library" | awk '$3 ~ /^quire_/ { print $3 }' | LC_ALL=C sort)
 
+echo "== and of C++ nothing but names of quire"
+if nm -DC --defined-only "$library" | cut -c 20- |
+  grep -vE '^((typeinfo|typeinfo name|vtable) for |non-virtual thunk to )?quire(::|_)'; then
+  echo "the names above are not" >&2
+  exit 1
+fi
+
 failures=0
 # expect STATUS WHAT FILE SED: the status of the comparison after an edit of a header.
 expect() {

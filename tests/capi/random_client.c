@@ -217,7 +217,7 @@ static quire_batch any_batch(World* world) {
   if (batch.num_slots < 0 || batch.num_slots > kArrayLength) batch.num_slots = 0;
   if (chance(world, 3)) batch.num_slots = 0;
   for (int64_t i = 0; i < batch.num_sequences && chance(world, 2); ++i) {
-    world->i32[2][i] += world->i32[0][i + 1] - world->i32[0][i] < 20 ? 3 : 0;
+    if (world->i32[2][i] < 20) world->i32[2][i] += 3;
   }
   if (mishap(world, 6)) batch.table_kind = any_i32(world);
   if (mishap(world, 15)) batch.row_stride = any_integer(world);

@@ -36,6 +36,11 @@ read -ra flags < <(pkg-config --cflags --libs quire)
 "$cxx" -std=c++20 "$project/main.cc" "${flags[@]}" -o "$work/consumer"
 LD_LIBRARY_PATH=$(pkg-config --variable=libdir quire) "$work/consumer"
 
+echo "== C, through pkg-config"
+"${CC:-cc}" -std=c11 -Wall -Wextra -pedantic -Werror "$source/examples/c/engine.c" "${flags[@]}" \
+  -o "$work/c_engine"
+LD_LIBRARY_PATH=$(pkg-config --variable=libdir quire) "$work/c_engine" >/dev/null
+
 for plugin in $(find "$prefix" -name 'libquire_*.so'); do
   echo "== ${plugin##*/} exports its entry alone"
   exported=$(nm -D --defined-only "$plugin" | awk '{ print $3 }')

@@ -5,6 +5,7 @@ import ctypes
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import threading
@@ -105,6 +106,17 @@ def test_every_header_is_in_the_one_to_include():
     whole = (INCLUDE / "quire/quire.h").read_text()
     for header in HEADERS:
         assert f'#include "quire/c/{header.name}"' in whole
+
+
+def test_the_page_lists_every_function():
+    page = (INCLUDE.parent / "docs/c_api.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+\.h)` \| (.*) \|$", page, re.MULTILINE))
+    for header in HEADERS:
+        names = re.findall(r"^QUIRE_API .*?\b(quire_\w+)\(", header.read_text(), re.MULTILINE)
+        words = re.findall(r"`(\w+)`", rows.get(header.name, ""))
+        for name in names:
+            assert any(name == word or (word[0] == "_" and name.endswith(word)) for word in words), name
+        assert len(words) == len(names), header.name
 
 
 def naive(q, k, v):
