@@ -29,9 +29,9 @@
 // of another kind, is QUIRE_INVALID_ARGUMENT. Strings and arrays that a call gives belong to the
 // handle unless it says otherwise.
 //
-// Threads. Handles of different kinds and makes do not know each other, except that a backend may
-// be used by several threads at once; everything else by one at a time, unless it says otherwise.
-// There is no global state; the error text is per thread.
+// Threads. A backend may be used by several threads at once, and a prompt is immutable; every other
+// handle by one thread at a time, unless a call says otherwise. There is no global state; the error
+// text is per thread.
 #pragma once
 
 #include "quire/c/attention.h"

@@ -40,6 +40,7 @@ BackendOptions to_backend_options(const quire_backend_options* pointer, OwnedBac
   if (given.num_cpus > 0) options.cpus.assign(given.cpus, given.cpus + given.num_cpus);
   if (given.executor != nullptr) {
     const quire_executor executor = read_struct(given.executor, "executor");
+    require(executor.reserved == 0, "executor: reserved is not 0");
     require(executor.run != nullptr, "executor: run is NULL");
     require(executor.num_threads >= 1, "executor: num_threads must be at least 1, is ",
             executor.num_threads);

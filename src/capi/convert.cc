@@ -218,6 +218,7 @@ AttentionOutput to_output(const quire_attention_output* pointer) {
 
 BatchView to_batch(const quire_batch* pointer) {
   const quire_batch given = read_struct(pointer, "batch");
+  require(given.reserved == 0, "batch: reserved is not 0");
   const std::int64_t n = given.num_sequences;
   require(n >= 0 && n <= std::numeric_limits<std::int32_t>::max(), "num_sequences: cannot be ", n);
   const Device device = to_device(given.device_kind, given.device_index, "batch");

@@ -169,7 +169,7 @@ static void attend_last(Client* client, Step* step, const quire_attention_params
 }
 
 // A sink is one more key whose value is 0: it scales every row by 1 / (1 + exp(sink - lse)).
-void test_ragged_and_bias(void) {
+void test_sinks_and_bias(void) {
   Client* client = make_client("cpu", QUIRE_FEATURE_LSE | QUIRE_FEATURE_SINKS | QUIRE_FEATURE_BIAS);
   Step step;
   attend_last(client, &step, NULL);
@@ -197,9 +197,12 @@ void test_ragged_and_bias(void) {
     CHECK(fabsf(client->out[i] - number(kV, 0, step.tokens[0][0], 0, kv)) < 1e-5F);
   }
   free_client(client);
+}
 
-  // The same keys without blocks: rows of K and V as they come.
-  client = make_client("cpu", 0);
+// Keys without blocks: rows of K and V as they come.
+void test_ragged(void) {
+  Client* client = make_client("cpu", 0);
+  Step step;
   make_step(&step, kNone, kSecond);
   fill_client(client, &step);
   quire_attention_spec spec = client->spec;
@@ -231,71 +234,82 @@ void test_ragged_and_bias(void) {
   free_client(client);
 }
 
-// Attention over keys [0, 4) and over [4, 9), merged, is attention over all.
-void test_merge(void) {
-  Client* client = make_client("cpu", QUIRE_FEATURE_LSE);
-  client->spec.not_causal = 1;
-  CHECK_OK(quire_prepared_batch_destroy(client->prepared));
+// A prepared batch in memory of the caller: exactly what is asked for. Returns that memory.
+static void* use_own_workspace(Client* client) {
   const quire_batch_bounds bounds = {QUIRE_SIZED(quire_batch_bounds), .max_sequences = 2,
                                      .max_tokens = kMaxRows, .max_kv_len = 9,
                                      .max_total_kv_len = 18};
-  // Memory of the caller: exactly what is asked for.
+  CHECK_OK(quire_prepared_batch_destroy(client->prepared));
+  client->prepared = NULL;
   quire_workspace size = {QUIRE_SIZED(quire_workspace)};
   CHECK_OK(quire_workspace_size(client->backend, &client->spec, &bounds, &size));
   CHECK(size.host_bytes > 0 && size.host == NULL);
   size.host = aligned_alloc(64, ((size_t)size.host_bytes + 63) / 64 * 64);
+  size.host_bytes -= 1;
+  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "bytes",
+              quire_prepared_batch_create(client->backend, &client->spec, &bounds, &size,
+                                          &client->prepared));
+  CHECK(client->prepared == NULL);
+  size.host_bytes += 1;
   CHECK_OK(quire_prepared_batch_create(client->backend, &client->spec, &bounds, &size,
                                        &client->prepared));
-  quire_workspace small = size;
-  small.host_bytes -= 1;
-  quire_prepared_batch* none = NULL;
-  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "bytes",
-              quire_prepared_batch_create(client->backend, &client->spec, &bounds, &small, &none));
-  CHECK(none == NULL);
+  return size.host;
+}
 
+typedef struct PartialRows {
+  float out[2 * kQHeads * kDim];
+  float lse[2 * kQHeads];
+  quire_tensor out_tensor, lse_tensor;
+} PartialRows;
+
+// Attention of the step over num_keys keys from a block of each table on.
+static void attend_part(Client* client, const Step* step, int first_block, int32_t num_keys,
+                        PartialRows* part) {
+  const int32_t lens[2] = {num_keys, num_keys};
+  int32_t table[2][3] = {{0}};
+  for (int s = 0; s < 2; ++s) {
+    for (int i = first_block; i < 3; ++i) table[s][i - first_block] = step->table[s][i];
+  }
+  quire_batch batch = batch_of(step);
+  batch.slots = NULL;
+  batch.num_slots = 0;
+  batch.kv_lens = lens;
+  batch.block_indices = &table[0][0];
+  CHECK_OK(quire_prepare(client->backend, client->prepared, &batch, NULL));
+  const quire_tensor q = dense3(client->q, 2, kQHeads, kDim);
+  part->out_tensor = dense3(part->out, 2, kQHeads, kDim);
+  part->lse_tensor = (quire_tensor){QUIRE_SIZED(quire_tensor), .data = part->lse, .rank = 2,
+                                    .shape = {2, kQHeads}};
+  const quire_kv_source source = {QUIRE_SIZED(quire_kv_source), .cache = &client->layer};
+  const quire_attention_output output = {QUIRE_SIZED(quire_attention_output),
+                                         .out = &part->out_tensor, .lse = &part->lse_tensor};
+  CHECK_OK(quire_attend(client->backend, client->prepared, NULL, &q, &source, &output, NULL));
+}
+
+// Attention over keys [0, 4) and over [4, 9), merged, is attention over all.
+void test_merge(void) {
+  Client* client = make_client("cpu", QUIRE_FEATURE_LSE);
+  client->spec.not_causal = 1;
+  void* memory = use_own_workspace(client);
   Step step;
   make_step(&step, kNone, kSecond);
   fill_client(client, &step);
   const quire_tensor k = dense3(client->k, step.num_rows, kKvHeads, kDim);
   const quire_tensor v = dense3(client->v, step.num_rows, kKvHeads, kDim);
-  quire_batch batch = batch_of(&step);
+  const quire_batch batch = batch_of(&step);
   CHECK_OK(quire_prepare(client->backend, client->prepared, &batch, NULL));
   CHECK_OK(quire_append(client->backend, client->prepared, &k, &v, &client->layer, NULL));
 
   const int32_t last[2] = {8, 8};
   make_step(&step, last, kSecond);
   fill_client(client, &step);
-  float outs[2][2 * kQHeads * kDim];
-  float lses[2][2 * kQHeads];
-  quire_tensor out_tensors[2], lse_tensors[2];
+  PartialRows parts[2];
+  attend_part(client, &step, 0, 4, &parts[0]);
+  attend_part(client, &step, 1, 5, &parts[1]);
   quire_partial partials[2];
-  const quire_tensor q = dense3(client->q, 2, kQHeads, kDim);
-  const quire_kv_source source = {QUIRE_SIZED(quire_kv_source), .cache = &client->layer};
-  for (int part = 0; part < 2; ++part) {
-    batch = batch_of(&step);
-    batch.slots = NULL;
-    batch.num_slots = 0;
-    const int32_t lens[2] = {part == 0 ? 4 : 5, part == 0 ? 4 : 5};
-    batch.kv_lens = lens;
-    batch.block_indices += part;  // the second part begins with the second block
-    batch.num_block_indices = 6 - part;
-    if (part == 1) batch.num_block_indices = 5;
-    int32_t table[6];
-    memcpy(table, &step.table[0][0], sizeof(table));
-    const int32_t shifted[6] = {table[1], table[2], 0, table[4], table[5], 0};
-    if (part == 1) {
-      batch.block_indices = shifted;
-      batch.num_block_indices = 6;
-    }
-    CHECK_OK(quire_prepare(client->backend, client->prepared, &batch, NULL));
-    out_tensors[part] = dense3(outs[part], 2, kQHeads, kDim);
-    lse_tensors[part] = (quire_tensor){QUIRE_SIZED(quire_tensor), .data = lses[part], .rank = 2,
-                                       .shape = {2, kQHeads}};
-    partials[part] = (quire_partial){QUIRE_SIZED(quire_partial), .out = &out_tensors[part],
-                                     .lse = &lse_tensors[part]};
-    const quire_attention_output output = {QUIRE_SIZED(quire_attention_output),
-                                           .out = &out_tensors[part], .lse = &lse_tensors[part]};
-    CHECK_OK(quire_attend(client->backend, client->prepared, NULL, &q, &source, &output, NULL));
+  for (int i = 0; i < 2; ++i) {
+    partials[i] = (quire_partial){QUIRE_SIZED(quire_partial), .out = &parts[i].out_tensor,
+                                  .lse = &parts[i].lse_tensor};
   }
   const quire_tensor out = dense3(client->out, 2, kQHeads, kDim);
   const quire_attention_output merged = {QUIRE_SIZED(quire_attention_output), .out = &out};
@@ -303,10 +317,8 @@ void test_merge(void) {
   check_rows(client, &step);
   CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "partials",
               quire_merge(client->backend, NULL, 2, NULL, &merged, NULL));
-  CHECK_OK(quire_prepared_batch_destroy(client->prepared));
-  client->prepared = NULL;
-  free(size.host);
   free_client(client);
+  free(memory);
 }
 
 // K and V in tensors of the caller, apart and in one.

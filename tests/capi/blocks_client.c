@@ -106,7 +106,30 @@ void test_manual_steps(void) {
   append(manager, second, 2);
   CHECK_OK(quire_block_manager_rollback(manager, second, 2));
 
-  // Of a fork the first to write gets a copy of the last block.
+  quire_prompt* large = make_prompt(100, 40);
+  int32_t status = -1;
+  CHECK_OK(quire_block_manager_can_admit(manager, large, NULL, &status));
+  CHECK(status == QUIRE_ADMIT_NEVER);
+  quire_admission admission = {QUIRE_SIZED(quire_admission)};
+  CHECK_OK(quire_block_manager_admit(manager, large, NULL, &admission));
+  CHECK(admission.sequence == 0 && admission.status == QUIRE_ADMIT_NEVER);
+  CHECK_OK(quire_block_manager_num_blocks_to_append(manager, second, 8, 0, &needed));
+  CHECK(needed == 2);
+  int32_t appended = 1;
+  CHECK_OK(quire_block_manager_append(manager, second, 40, &appended));
+  CHECK(appended == 0);
+  CHECK_OK(quire_prompt_destroy(large));
+  CHECK_OK(quire_prompt_destroy(prompt));
+  CHECK_OK(quire_block_manager_destroy(manager));
+}
+
+// Of a fork the first to write gets a copy of the last block. Then everything is given back.
+void test_forks(void) {
+  quire_block_manager* manager = make_manager(9, 0, NULL, NULL);
+  quire_prompt* prompt = make_prompt(1, 10);
+  const uint64_t first = admit(manager, prompt, 0);
+  append(manager, first, 10);
+  CHECK_OK(quire_block_manager_commit(manager, first, NULL, 10));
   uint64_t forked = 0;
   CHECK_OK(quire_block_manager_fork(manager, first, &forked));
   append(manager, forked, 1);
@@ -128,20 +151,7 @@ void test_manual_steps(void) {
   CHECK(info.num_tokens == 11 && info.num_appended == 0 && info.is_swapped == 0);
   int64_t left = 0;
   CHECK_OK(quire_block_manager_truncate(manager, forked, 10, &left));
-  CHECK(left == 10 || left == 8);
-
-  quire_prompt* large = make_prompt(100, 40);
-  int32_t status = -1;
-  CHECK_OK(quire_block_manager_can_admit(manager, large, NULL, &status));
-  CHECK(status == QUIRE_ADMIT_NEVER);
-  quire_admission admission = {QUIRE_SIZED(quire_admission)};
-  CHECK_OK(quire_block_manager_admit(manager, large, NULL, &admission));
-  CHECK(admission.sequence == 0 && admission.status == QUIRE_ADMIT_NEVER);
-  CHECK_OK(quire_block_manager_num_blocks_to_append(manager, second, 8, 0, &needed));
-  CHECK(needed == 2);
-  int32_t appended = 1;
-  CHECK_OK(quire_block_manager_append(manager, second, 40, &appended));
-  CHECK(appended == 0);
+  CHECK(left == 10);
 
   char* text = NULL;
   CHECK_OK(quire_block_manager_dump(manager, &text));
@@ -150,20 +160,55 @@ void test_manual_steps(void) {
   CHECK_OK(quire_block_manager_free_sequence(manager, first));
   CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "sequence",
               quire_block_manager_free_sequence(manager, first));
-  CHECK_OK(quire_block_manager_free_sequence(manager, second));
   CHECK_OK(quire_block_manager_free_sequence(manager, forked));
   quire_pool_stats pool = {QUIRE_SIZED(quire_pool_stats)};
   CHECK_OK(quire_block_manager_pool_stats(manager, 0, &pool));
   CHECK(pool.num_usable == 8 && pool.num_in_use == 0 && pool.num_evictable > 0);
   CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "pool", quire_block_manager_pool_stats(manager, 1, &pool));
   CHECK_OK(quire_block_manager_reset_prefix_cache(manager));
+  int64_t cached = -1;
   CHECK_OK(quire_block_manager_num_cached_tokens(manager, prompt, &cached));
   CHECK(cached == 0);
   int32_t resized = 0;
   CHECK_OK(quire_block_manager_resize(manager, 0, 5, &resized));
   CHECK(resized == 1);
   CHECK_OK(quire_block_manager_validate(manager));
-  CHECK_OK(quire_prompt_destroy(large));
+  CHECK_OK(quire_prompt_destroy(prompt));
+  CHECK_OK(quire_block_manager_destroy(manager));
+}
+
+// A window gives back blocks that it has passed; cross-attention holds the encoder's tokens.
+void test_groups(void) {
+  const quire_block_pool pools[2] = {{QUIRE_SIZED(quire_block_pool), .num_blocks = 32},
+                                     {QUIRE_SIZED(quire_block_pool), .num_blocks = 16}};
+  const quire_layer_group groups[4] = {
+      {QUIRE_SIZED(quire_layer_group)},
+      {QUIRE_SIZED(quire_layer_group), .has_window_left = 1, .window_left = 7},
+      {QUIRE_SIZED(quire_layer_group), .pool = 1, .chunk = 8, .num_sink_tokens = 4},
+      {QUIRE_SIZED(quire_layer_group), .pool = 1, .alignment = QUIRE_UNALIGNED, .not_causal = 1}};
+  const quire_block_manager_options options = {QUIRE_SIZED(quire_block_manager_options),
+                                               .pools = pools,
+                                               .num_pools = 2,
+                                               .groups = groups,
+                                               .num_groups = 4,
+                                               .block_size = kBlockSize};
+  quire_block_manager* manager = NULL;
+  CHECK_OK(quire_block_manager_create(&options, &manager));
+  quire_prompt* prompt = make_prompt(1, 24);
+  const quire_admit_options how = {QUIRE_SIZED(quire_admit_options), .num_cross_tokens = 9};
+  quire_admission admission = {QUIRE_SIZED(quire_admission)};
+  CHECK_OK(quire_block_manager_admit(manager, prompt, &how, &admission));
+  append(manager, admission.sequence, 24);
+  CHECK_OK(quire_block_manager_commit(manager, admission.sequence, NULL, 24));
+  append(manager, admission.sequence, 1);
+  const int64_t num_blocks[4] = {7, 7, 7, 3}, num_held[4] = {7, 3, 2, 3};
+  for (int32_t group = 0; group < 4; ++group) {
+    const int32_t* table = NULL;
+    int64_t length = 0, held = 0;
+    CHECK_OK(quire_block_manager_block_table(manager, admission.sequence, group, &table, &length));
+    for (int64_t i = 0; i < length; ++i) held += table[i] != 0;
+    CHECK(length == num_blocks[group] && held == num_held[group]);
+  }
   CHECK_OK(quire_prompt_destroy(prompt));
   CHECK_OK(quire_block_manager_destroy(manager));
 }
@@ -283,7 +328,27 @@ void test_events(void) {
   CHECK_OK(quire_block_manager_destroy(manager));
 }
 
-// Blocks in the backend's layout, out to a plain tensor, changed, and back.
+static void fill_plain(const quire_kv_cache_view* view) {
+  for (int64_t b = 0; b < view->num_blocks; ++b) {
+    for (int64_t i = 0; i < 2 * 16 * 64; ++i) {
+      ((uint16_t*)view->k)[b * view->k_strides[0] + i] = (uint16_t)(b * 7919 + i);
+      ((uint16_t*)view->v)[b * view->v_strides[0] + i] = (uint16_t)(b * 104729 + i);
+    }
+  }
+}
+
+static void check_bad_copies(quire_backend* backend, const quire_kv_cache_view* own,
+                             const quire_kv_cache_view* flat) {
+  const int32_t bad[2] = {1, 4}, twice[4] = {0, 1, 2, 1};
+  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "4", quire_copy_blocks(backend, own, own, 2, bad, 1, NULL));
+  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "1", quire_copy_blocks(backend, own, own, 2, twice, 2, NULL));
+  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "copies",
+              quire_copy_blocks(backend, own, own, 2, NULL, 1, NULL));
+  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "token",
+              quire_copy_region(backend, flat, flat, 2, 0, 2, 15, 2, NULL));
+}
+
+// Blocks from a plain tensor to the backend's layout, through the host, and back.
 void test_copies(void) {
   quire_backend* backend = client_backend("cpu");
   quire_attention_spec spec = client_spec();
@@ -313,12 +378,7 @@ void test_copies(void) {
     CHECK_OK(quire_kv_cache_layer(host, layer, &other[layer]));
     CHECK_OK(quire_kv_cache_layer(plain, layer, &flat[layer]));
     CHECK(flat[layer].block_size == 16 && flat[layer].kv_dtype == QUIRE_BF16);
-    for (int64_t b = 0; b < 4; ++b) {
-      for (int64_t i = 0; i < 2 * 16 * 64; ++i) {
-        ((uint16_t*)flat[layer].k)[b * flat[layer].k_strides[0] + i] = (uint16_t)(b * 7919 + i);
-        ((uint16_t*)flat[layer].v)[b * flat[layer].v_strides[0] + i] = (uint16_t)(b * 104729 + i);
-      }
-    }
+    fill_plain(&flat[layer]);
   }
   // plain 1 -> own 0 -> host 3 -> own 2 -> plain 3.
   const int32_t in[2] = {1, 0}, out[2] = {0, 3}, back[2] = {3, 2}, exported[2] = {2, 3};
@@ -340,13 +400,7 @@ void test_copies(void) {
   CHECK(k[2 * flat[0].k_strides[0] + at] == k[at]);
   CHECK(k[2 * flat[0].k_strides[0]] != k[0]);
 
-  const int32_t bad[2] = {1, 4}, twice[4] = {0, 1, 2, 1};
-  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "4", quire_copy_blocks(backend, own, own, 2, bad, 1, NULL));
-  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "1", quire_copy_blocks(backend, own, own, 2, twice, 2, NULL));
-  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "copies",
-              quire_copy_blocks(backend, own, own, 2, NULL, 1, NULL));
-  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "token",
-              quire_copy_region(backend, flat, flat, 2, 0, 2, 15, 2, NULL));
+  check_bad_copies(backend, own, flat);
   CHECK_OK(quire_kv_cache_destroy(cache));
   CHECK_OK(quire_kv_cache_destroy(host));
   CHECK_OK(quire_kv_cache_destroy(plain));

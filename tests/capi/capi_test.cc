@@ -19,8 +19,11 @@ TEST(CAttention, StepsOnTheReference) {
 TEST(CAttention, StoresInsideAttend) {
   test_fused_append();
 }
-TEST(CAttention, SinksBiasAndRaggedKeys) {
-  test_ragged_and_bias();
+TEST(CAttention, SinksAndBias) {
+  test_sinks_and_bias();
+}
+TEST(CAttention, RaggedKeys) {
+  test_ragged();
 }
 TEST(CAttention, MergesPartials) {
   test_merge();
@@ -41,12 +44,21 @@ TEST(CEngine, RecomputesWhatItPreempts) {
 TEST(CEngine, SwapsWhatItPreempts) {
   test_engine_loop(14, 64);
 }
-TEST(CEngine, EndsForksAndRefusesAsItShould) {
-  test_scheduler_calls();
+TEST(CEngine, EndsRequestsForEveryReason) {
+  test_scheduler_ends();
+}
+TEST(CEngine, ForksAndGuesses) {
+  test_scheduler_speculation();
 }
 
 TEST(CBlocks, StepsByHand) {
   test_manual_steps();
+}
+TEST(CBlocks, Forks) {
+  test_forks();
+}
+TEST(CBlocks, WindowsChunksAndEncoders) {
+  test_groups();
 }
 TEST(CBlocks, Swaps) {
   test_swap();
@@ -70,8 +82,17 @@ TEST(CErrors, Null) {
 TEST(CErrors, StructSizes) {
   test_struct_sizes();
 }
+TEST(CErrors, StructArrays) {
+  test_struct_arrays();
+}
+TEST(CErrors, SpecFields) {
+  test_spec_fields();
+}
 TEST(CErrors, BadValues) {
   test_bad_values();
+}
+TEST(CErrors, BadCaches) {
+  test_bad_caches();
 }
 TEST(CErrors, ForeignHandles) {
   test_foreign_handles();

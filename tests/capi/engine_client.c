@@ -216,17 +216,8 @@ static int64_t fixed_clock(void* context) {
   return *(const int64_t*)context;
 }
 
-// Deadlines, cancels, forks, drafts, and what may not be called when.
-void test_scheduler_calls(void) {
-  Engine engine;
-  memset(&engine, 0, sizeof(engine));
-  make_manager(&engine, 32, 0);
-  CHECK_OK(quire_scheduler_destroy(engine.scheduler));
-  quire_scheduler* none = NULL;
-  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "drives",
-              quire_scheduler_create(NULL, engine.manager, &none));
-  CHECK_OK(quire_block_manager_destroy(engine.manager));
-
+// A scheduler over blocks of its own; the manager's handle is given too.
+static quire_scheduler* make_scheduler(int64_t* now, quire_block_manager** manager) {
   const quire_block_pool pool = {QUIRE_SIZED(quire_block_pool), .num_blocks = 32};
   const quire_layer_group group = {QUIRE_SIZED(quire_layer_group)};
   const quire_block_manager_options options = {QUIRE_SIZED(quire_block_manager_options),
@@ -235,84 +226,114 @@ void test_scheduler_calls(void) {
                                                .groups = &group,
                                                .num_groups = 1,
                                                .block_size = kBlockSize};
-  CHECK_OK(quire_block_manager_create(&options, &engine.manager));
-  int64_t now = 100;
+  CHECK_OK(quire_block_manager_create(&options, manager));
   const quire_scheduler_options scheduling = {QUIRE_SIZED(quire_scheduler_options),
-                                              .clock = fixed_clock, .clock_context = &now};
-  CHECK_OK(quire_scheduler_create(&scheduling, engine.manager, &engine.scheduler));
+                                              .clock = fixed_clock, .clock_context = now};
+  quire_scheduler *scheduler = NULL, *second = NULL;
+  CHECK_OK(quire_scheduler_create(&scheduling, *manager, &scheduler));
+  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "drives", quire_scheduler_create(NULL, *manager, &second));
+  return scheduler;
+}
 
-  quire_scheduled_sequence part = {QUIRE_SIZED(quire_scheduled_sequence)};
-  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "scheduled",
-              quire_scheduler_sequence(engine.scheduler, 0, &part));
-  const int32_t tokens[6] = {1, 2, 3, 4, 5, 6};
+static const int32_t kTokens[6] = {1, 2, 3, 4, 5, 6};
+
+static quire_prompt* make_prompt(void) {
   quire_prompt* prompt = NULL;
-  CHECK_OK(quire_prompt_create(tokens, 6, kBlockSize, NULL, &prompt));
+  CHECK_OK(quire_prompt_create(kTokens, 6, kBlockSize, NULL, &prompt));
+  return prompt;
+}
+
+// Deadlines, cancels and requests that never fit, and what may not be called when.
+void test_scheduler_ends(void) {
+  int64_t now = 100;
+  quire_block_manager* manager = NULL;
+  quire_scheduler* scheduler = make_scheduler(&now, &manager);
+  quire_scheduled_sequence part = {QUIRE_SIZED(quire_scheduled_sequence)};
+  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "scheduled", quire_scheduler_sequence(scheduler, 0, &part));
+  quire_prompt* prompt = make_prompt();
   quire_request request = {QUIRE_SIZED(quire_request), .prompt = prompt, .max_new_tokens = 8,
                            .deadline_ns = 150, .has_deadline = 1};
-  uint64_t late = 0, id = 0, cancelled = 0, forked = 0;
-  CHECK_OK(quire_scheduler_submit(engine.scheduler, &request, &late));
+  uint64_t late = 0, id = 0, cancelled = 0, large = 0, forked = 0;
+  CHECK_OK(quire_scheduler_submit(scheduler, &request, &late));
   request.has_deadline = 0;
   CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "has_deadline",
-              quire_scheduler_submit(engine.scheduler, &request, &id));
+              quire_scheduler_submit(scheduler, &request, &id));
   request.deadline_ns = 0;
-  CHECK_OK(quire_scheduler_submit(engine.scheduler, &request, &id));
-  CHECK_OK(quire_scheduler_submit(engine.scheduler, &request, &cancelled));
+  CHECK_OK(quire_scheduler_submit(scheduler, &request, &id));
+  CHECK_OK(quire_scheduler_submit(scheduler, &request, &cancelled));
   CHECK(late == 1 && id == 2 && cancelled == 3);
-  CHECK_OK(quire_scheduler_cancel(engine.scheduler, cancelled));
+  CHECK_OK(quire_scheduler_cancel(scheduler, cancelled));
   request.max_new_tokens = 1000000;
-  uint64_t large = 0;
-  CHECK_OK(quire_scheduler_submit(engine.scheduler, &request, &large));
+  CHECK_OK(quire_scheduler_submit(scheduler, &request, &large));
   now = 200;
 
   quire_scheduled_batch batch = {QUIRE_SIZED(quire_scheduled_batch)};
   quire_step_result result = {QUIRE_SIZED(quire_step_result)};
-  CHECK_OK(quire_scheduler_schedule(engine.scheduler, &batch));
+  CHECK_OK(quire_scheduler_schedule(scheduler, &batch));
   CHECK(batch.num_sequences == 1 && batch.num_tokens == 6);
-  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "", quire_scheduler_schedule(engine.scheduler, &batch));
-  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "", quire_scheduler_fork(engine.scheduler, id, &forked));
-  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "", quire_scheduler_abandon(engine.scheduler, -2));
-  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "", quire_scheduler_abandon(engine.scheduler, 99));
-  CHECK_OK(quire_scheduler_commit(engine.scheduler, &result));
-  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "", quire_scheduler_commit(engine.scheduler, &result));
+  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "", quire_scheduler_schedule(scheduler, &batch));
+  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "fork", quire_scheduler_fork(scheduler, id, &forked));
+  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "num_stages", quire_scheduler_abandon(scheduler, -2));
+  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "abandon", quire_scheduler_abandon(scheduler, 99));
+  CHECK_OK(quire_scheduler_commit(scheduler, &result));
+  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "", quire_scheduler_commit(scheduler, &result));
   CHECK(result.num_ready == 1 && result.num_finished == 3);
   int32_t reasons = 0;
   for (int64_t i = 0; i < 3; ++i) {
     quire_finished_request finished = {QUIRE_SIZED(quire_finished_request)};
-    CHECK_OK(quire_scheduler_finished(engine.scheduler, i, &finished));
+    CHECK_OK(quire_scheduler_finished(scheduler, i, &finished));
     reasons |= 1 << finished.reason;
     if (finished.request == large) CHECK(strlen(finished.detail) > 0);
   }
   CHECK(reasons == (1 << QUIRE_FINISHED_DEADLINE | 1 << QUIRE_FINISHED_CANCELLED |
                     1 << QUIRE_FINISHED_TOO_LARGE));
+  CHECK_OK(quire_prompt_destroy(prompt));
+  CHECK_OK(quire_scheduler_destroy(scheduler));
+  CHECK_OK(quire_block_manager_destroy(manager));
+}
 
-  CHECK_OK(quire_scheduler_fork(engine.scheduler, id, &forked));
-  CHECK_OK(quire_scheduler_extend(engine.scheduler, id, tokens, 1, tokens, 2));
-  CHECK_OK(quire_scheduler_finish(engine.scheduler, forked));
-  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "",
-              quire_scheduler_extend(engine.scheduler, 77, tokens, 1, NULL, 0));
+void test_scheduler_speculation(void) {
+  int64_t now = 0;
+  quire_block_manager* manager = NULL;
+  quire_scheduler* scheduler = make_scheduler(&now, &manager);
+  quire_prompt* prompt = make_prompt();
+  const quire_request request = {QUIRE_SIZED(quire_request), .prompt = prompt, .max_new_tokens = 8};
+  uint64_t id = 0, forked = 0;
+  CHECK_OK(quire_scheduler_submit(scheduler, &request, &id));
+  quire_scheduled_batch batch = {QUIRE_SIZED(quire_scheduled_batch)};
+  quire_step_result result = {QUIRE_SIZED(quire_step_result)};
+  CHECK_OK(quire_scheduler_schedule(scheduler, &batch));
+  CHECK_OK(quire_scheduler_commit(scheduler, &result));
+  CHECK_OK(quire_scheduler_fork(scheduler, id, &forked));
+  CHECK_OK(quire_scheduler_extend(scheduler, id, kTokens, 1, kTokens, 2));
+  CHECK_OK(quire_scheduler_finish(scheduler, forked));
+  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "77",
+              quire_scheduler_extend(scheduler, 77, kTokens, 1, NULL, 0));
   CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "tokens",
-              quire_scheduler_extend(engine.scheduler, id, NULL, 1, NULL, 0));
+              quire_scheduler_extend(scheduler, id, NULL, 1, NULL, 0));
   const int32_t* added = NULL;
   int64_t num_added = 0;
-  CHECK_OK(quire_scheduler_new_tokens(engine.scheduler, id, &added, &num_added));
+  CHECK_OK(quire_scheduler_new_tokens(scheduler, id, &added, &num_added));
   CHECK(num_added == 1 && added[0] == 1);
-  CHECK_OK(quire_scheduler_schedule(engine.scheduler, &batch));
-  CHECK(batch.num_tokens == 3);
-  CHECK_OK(quire_scheduler_sequence(engine.scheduler, 0, &part));
-  CHECK(part.request == id && part.num_drafts == 2 && part.first_position == 6);
-  CHECK_OK(quire_scheduler_commit(engine.scheduler, &result));
-  quire_ready_request ready = {QUIRE_SIZED(quire_ready_request)};
-  CHECK_OK(quire_scheduler_ready(engine.scheduler, 0, &ready));
-  CHECK(ready.request == id && ready.num_drafts == 2);
-  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "ready", quire_scheduler_ready(engine.scheduler, 1, &ready));
 
-  // The manager belongs to the scheduler now.
+  CHECK_OK(quire_scheduler_schedule(scheduler, &batch));
+  CHECK(batch.num_tokens == 3);
+  quire_scheduled_sequence part = {QUIRE_SIZED(quire_scheduled_sequence)};
+  CHECK_OK(quire_scheduler_sequence(scheduler, 0, &part));
+  CHECK(part.request == id && part.num_drafts == 2 && part.first_position == 6);
+  CHECK_OK(quire_scheduler_commit(scheduler, &result));
+  quire_ready_request ready = {QUIRE_SIZED(quire_ready_request)};
+  CHECK_OK(quire_scheduler_ready(scheduler, 0, &ready));
+  CHECK(ready.request == id && ready.num_drafts == 2);
+  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "ready", quire_scheduler_ready(scheduler, 1, &ready));
+
+  // The manager belongs to the scheduler: it can be looked at, and its handle may go.
   quire_admission admission = {QUIRE_SIZED(quire_admission)};
   CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "drives",
-              quire_block_manager_admit(engine.manager, prompt, NULL, &admission));
-  CHECK_OK(quire_block_manager_validate(engine.manager));
+              quire_block_manager_admit(manager, prompt, NULL, &admission));
+  CHECK_OK(quire_block_manager_validate(manager));
   CHECK_OK(quire_prompt_destroy(prompt));
-  CHECK_OK(quire_block_manager_destroy(engine.manager));  // the scheduler still has it
-  CHECK_OK(quire_scheduler_validate(engine.scheduler));
-  CHECK_OK(quire_scheduler_destroy(engine.scheduler));
+  CHECK_OK(quire_block_manager_destroy(manager));
+  CHECK_OK(quire_scheduler_validate(scheduler));
+  CHECK_OK(quire_scheduler_destroy(scheduler));
 }

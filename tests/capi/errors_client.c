@@ -146,8 +146,11 @@ void test_struct_sizes(void) {
   small.struct_bytes -= 8;
   CHECK_FAILS(kBad, "quire_block_stats", quire_block_manager_stats(manager, &small));
   CHECK_OK(quire_block_manager_destroy(manager));
+}
 
-  // In an array all have the size of the first.
+// In an array all have the size of the first, which is their distance.
+void test_struct_arrays(void) {
+  quire_block_manager* manager = NULL;
   quire_block_pool pools[2] = {{QUIRE_SIZED(quire_block_pool), .num_blocks = 8},
                                {QUIRE_SIZED(quire_block_pool), .num_blocks = 8}};
   pools[1].struct_bytes += 8;
@@ -169,6 +172,50 @@ void test_struct_sizes(void) {
   CHECK_OK(quire_block_manager_pool_stats(manager, 1, &stats));
   CHECK(stats.num_usable == 8);
   CHECK_OK(quire_block_manager_destroy(manager));
+}
+
+static void check_text(const quire_attention_spec* spec, const char* expected) {
+  char* text = NULL;
+  CHECK_OK(quire_attention_spec_text(spec, &text));
+  if (text != NULL && strcmp(text, expected) != 0) check_failed(__FILE__, __LINE__, text);
+  quire_text_free(text);
+}
+
+// Every field reaches its place.
+void test_spec_fields(void) {
+  quire_attention_spec spec = client_spec();
+  check_text(&spec, "4/2 heads, dim 16, f32, kv f32 block 4, causal");
+  spec = (quire_attention_spec){QUIRE_SIZED(quire_attention_spec),
+                                .num_q_heads = 8,
+                                .num_kv_heads = 4,
+                                .head_dim = 192,
+                                .value_dim = 128,
+                                .q_dtype = QUIRE_BF16,
+                                .kv_dtype = QUIRE_F8E4M3,
+                                .kv_scales = QUIRE_SCALES_PER_HEAD,
+                                .kv_layout = 300,
+                                .not_causal = 1,
+                                .has_window_left = 1,
+                                .has_window_right = 1,
+                                .features = QUIRE_FEATURE_SOFTCAP | QUIRE_FEATURE_ALIBI |
+                                            QUIRE_FEATURE_SINKS | QUIRE_FEATURE_BIAS |
+                                            QUIRE_FEATURE_LSE,
+                                .window_left = 1023,
+                                .window_right = 5,
+                                .chunk = 64};
+  check_text(&spec,
+             "8/4 heads, dim 192/128, bf16 out f32, kv f8e4m3 block 16 per-head private 300, full "
+             "window 1023:5 chunk 64, softcap, alibi, sinks, bias, lse");
+  spec = (quire_attention_spec){QUIRE_SIZED(quire_attention_spec),
+                                .num_q_heads = 8,
+                                .num_kv_heads = 1,
+                                .head_dim = 576,
+                                .value_dim = 512,
+                                .block_size = 32,
+                                .v_in_k = 1,
+                                .alignment = QUIRE_UNALIGNED,
+                                .not_causal = 1};
+  check_text(&spec, "8/1 heads, dim 576/512, f32, kv f32 block 32 v-in-k, unaligned");
 }
 
 static void check_spec(quire_attention_spec spec, const char* word) {
@@ -214,14 +261,12 @@ void test_bad_values(void) {
   options.executor = &executor;
   CHECK_FAILS(kBad, "run", quire_backend_create("cpu", &options, &backend));
   CHECK(backend == NULL);
+}
 
-  spec = client_spec();
+void test_bad_caches(void) {
+  quire_attention_spec spec = client_spec();
   char* text = NULL;
-  CHECK_OK(quire_attention_spec_text(&spec, &text));
-  CHECK(text != NULL && strstr(text, "4/2 heads") != NULL);
-  quire_text_free(text);
-
-  backend = client_backend("cpu");
+  quire_backend* backend = client_backend("cpu");
   quire_kv_cache_options storage = {QUIRE_SIZED(quire_kv_cache_options), .num_blocks = 0};
   quire_kv_cache* cache = NULL;
   CHECK_FAILS(kBad, "num_blocks", quire_kv_cache_create(backend, &spec, &storage, &cache));

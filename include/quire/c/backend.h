@@ -93,7 +93,8 @@ QUIRE_API quire_status quire_prepared_batch_create(quire_backend* backend,
                                                    quire_prepared_batch** prepared);
 QUIRE_API quire_status quire_prepared_batch_destroy(quire_prepared_batch* prepared);
 
-// Checks, plans and uploads. On an error the prepared batch is unusable until the next prepare.
+// Checks, plans and uploads. On an error the prepared batch is unusable until the next prepare. The
+// arrays of the batch are read again by the calls below.
 QUIRE_API quire_status quire_prepare(quire_backend* backend, quire_prepared_batch* prepared,
                                      const quire_batch* batch, void* stream);
 

@@ -34,7 +34,7 @@ QUIRE_API const char* quire_error_message(void);
 // Frees a text that a call has given to the caller; NULL is allowed.
 QUIRE_API void quire_text_free(char* text);
 
-// The first fields of every struct:
+// The first fields of every struct, in C (programs in C++ have quire/quire.hpp):
 //   quire_tensor q = {QUIRE_SIZED(quire_tensor), .data = data, .rank = 3, .shape = {n, 8, 128}};
 #define QUIRE_STRUCT_VERSION 1
 #define QUIRE_SIZED(type) .struct_bytes = sizeof(type), .struct_version = QUIRE_STRUCT_VERSION

@@ -63,6 +63,7 @@ QUIRE_API quire_status quire_kv_cache_destroy(quire_kv_cache* cache);
 // Valid as long as the cache.
 QUIRE_API quire_status quire_kv_cache_layer(const quire_kv_cache* cache, int32_t layer,
                                             quire_kv_cache_view* view);
+// Each result may be NULL.
 QUIRE_API quire_status quire_kv_cache_size(const quire_kv_cache* cache, int32_t* num_layers,
                                            int64_t* num_blocks, int64_t* size_bytes);
 

@@ -104,7 +104,7 @@ QUIRE_API quire_status quire_scheduler_schedule(quire_scheduler* scheduler,
                                                 quire_scheduled_batch* batch);
 QUIRE_API quire_status quire_scheduler_sequence(const quire_scheduler* scheduler, int64_t index,
                                                 quire_scheduled_sequence* sequence);
-// The batch as the layers of a group see it.
+// The batch as the layers of a group see it, for quire_prepare; valid until the next schedule.
 QUIRE_API quire_status quire_scheduler_batch_view(const quire_scheduler* scheduler, int32_t group,
                                                   quire_batch* batch);
 // To be run stage by stage before anything of the step is stored.
