@@ -7,7 +7,7 @@
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-default_jobs=(format release asan tsan clang fuzz tidy)
+default_jobs=(format release wheel asan tsan clang fuzz tidy)
 tested=() # build trees that hold results
 
 # run_ctest PRESET [ctest option]...: runs the tests of a preset and keeps their results.
@@ -28,6 +28,10 @@ job_release() { # every test, as built for users
   tools/build.sh release -DQUIRE_PYTHON="$(tools/bootstrap --print-venv test)/bin/python" \
     -DQUIRE_BUILD_PYTHON=ON all &&
     run_ctest release -LE '^torch$'
+}
+
+job_wheel() { # pip builds and installs the Python package from a clean copy
+  tools/check_wheel.sh "$(tools/bootstrap --print-venv test)/bin/python"
 }
 
 host_tests() { # the host code under another compiler or a sanitizer: unit tests and smoke suite

@@ -26,6 +26,8 @@ from quire._quire import (
     ScheduledBatch,
     Scheduler,
     __version__,
+    aligned_block_size,
+    from_token_slots,
 )
 from quire._quire import _after_fork
 from quire.attention import append, attend, merge, pack_tree_mask
@@ -55,10 +57,12 @@ __all__ = [
     "ScheduledBatch",
     "Scheduler",
     "__version__",
+    "aligned_block_size",
     "append",
     "as_numpy",
     "attend",
     "check",
+    "from_token_slots",
     "get_num_threads",
     "info",
     "merge",

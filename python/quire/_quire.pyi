@@ -433,6 +433,20 @@ class PreparedBatch:
     @property
     def workspace_bytes(self) -> int: ...
 
+def from_token_slots(query_begins: object, kv_begins: object, read_slots: object | None, write_slots: object | None = None, block_size: int = 1) -> BatchView:
+    """
+    The BatchView of keys named by their slots.
+
+    query_begins, kv_begins: [num_sequences + 1] offsets (cu_seq_lens_q, cu_seq_lens_k).
+    read_slots: [kv_begins[-1]] the slot of every key (read_index); None: all keys are
+        new ones, in write_slots.
+    write_slots: [num_new_kv_tokens] where new K and V go (write_index), -1: nowhere.
+    block_size: above 1 only if the slots prove it, see aligned_block_size.
+    """
+
+def aligned_block_size(query_begins: object, kv_begins: object, read_slots: object | None, write_slots: object | None = None, max_block_size: int = 256) -> int:
+    """The largest power of two up to max_block_size that the slots prove."""
+
 class Prompt:
     """
     Tokens and the SHA-256 keys of their blocks, which the prefix cache looks up.

@@ -13,6 +13,7 @@ void bind_backend(nb::module_& module);        // Backend, info
 void bind_calls(nb::module_& module);          // attend, append, merge
 void bind_kv_cache(nb::module_& module);       // KvCache, KvCacheView
 void bind_prepared(nb::module_& module);       // BatchView, PreparedBatch
+void bind_convert(nb::module_& module);        // from_token_slots
 void bind_prompt(nb::module_& module);         // Prompt
 void bind_block_manager(nb::module_& module);  // BlockManager
 void bind_scheduler(nb::module_& module);      // Scheduler, ScheduledBatch

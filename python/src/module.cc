@@ -43,6 +43,7 @@ NB_MODULE(_quire, module) {
   bind_kv_cache(module);
   bind_calls(module);
   bind_prepared(module);
+  bind_convert(module);
   bind_prompt(module);
   bind_block_manager(module);
   bind_scheduler(module);

@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <type_traits>
 
 #include "bindings.h"
 #include "names.h"
@@ -15,17 +16,14 @@
 namespace quire::python {
 namespace {
 
-// A property over a field; C++ names it as Python does.
-template <class Class, class T>
-void add_field(nb::class_<Class>& type, const char* name, T& (*field)(Class&), const char* doc) {
+// A property over a field of the object or of a part of it.
+template <class Class, class Field>
+void add_field(nb::class_<Class>& type, const char* name, Field field, const char* doc) {
+  using T = std::remove_reference_t<std::invoke_result_t<Field, Class&>>;
   type.def_prop_rw(
       name, [field](Class& self) { return field(self); },
       [field](Class& self, T value) { field(self) = value; }, doc);
 }
-
-#define QUIRE_FIELD(type, class_name, name, member, doc) \
-  add_field<class_name, decltype(class_name{}.member)>(  \
-      type, name, [](class_name & self) -> auto& { return self.member; }, doc)
 
 void init_spec(AttentionSpec* self, int num_q_heads, int num_kv_heads, int head_dim,
                std::optional<int> value_dim, const std::string& q_dtype,
@@ -61,25 +59,53 @@ void init_spec(AttentionSpec* self, int num_q_heads, int num_kv_heads, int head_
 }
 
 void add_numbers(nb::class_<AttentionSpec>& type) {
-  QUIRE_FIELD(type, AttentionSpec, "num_q_heads", num_q_heads, "heads of Q and the output");
-  QUIRE_FIELD(type, AttentionSpec, "num_kv_heads", num_kv_heads, "divides num_q_heads");
-  QUIRE_FIELD(type, AttentionSpec, "head_dim", head_dim, "of Q and K");
-  QUIRE_FIELD(type, AttentionSpec, "value_dim", value_dim, "of V and the output");
-  QUIRE_FIELD(type, AttentionSpec, "block_size", kv.block_size, "tokens per block");
-  QUIRE_FIELD(type, AttentionSpec, "v_in_k", kv.v_in_k, "V is the first value_dim elements of K");
-  QUIRE_FIELD(type, AttentionSpec, "causal", mask.causal, "key_pos <= query_pos");
-  QUIRE_FIELD(type, AttentionSpec, "window_left", mask.window_left,
-              "key_pos >= query_pos - window_left; -1: unlimited");
-  QUIRE_FIELD(type, AttentionSpec, "window_right", mask.window_right,
-              "key_pos <= query_pos + window_right; -1: unlimited");
-  QUIRE_FIELD(type, AttentionSpec, "chunk", mask.chunk,
-              "key_pos // chunk == query_pos // chunk; 0: off");
-  QUIRE_FIELD(type, AttentionSpec, "softcap", features.softcap, "calls may use softcap");
-  QUIRE_FIELD(type, AttentionSpec, "alibi", features.alibi, "calls may use alibi_slopes");
-  QUIRE_FIELD(type, AttentionSpec, "sinks", features.sinks, "calls may use sinks");
-  QUIRE_FIELD(type, AttentionSpec, "bias", features.bias, "calls may use bias");
-  QUIRE_FIELD(type, AttentionSpec, "tree_mask", features.tree_mask, "batches may have tree masks");
-  QUIRE_FIELD(type, AttentionSpec, "lse", features.lse, "calls may return lse");
+  add_field(
+      type, "num_q_heads", [](AttentionSpec & self) -> auto& { return self.num_q_heads; },
+      "heads of Q and the output");
+  add_field(
+      type, "num_kv_heads", [](AttentionSpec & self) -> auto& { return self.num_kv_heads; },
+      "divides num_q_heads");
+  add_field(
+      type, "head_dim", [](AttentionSpec & self) -> auto& { return self.head_dim; }, "of Q and K");
+  add_field(
+      type, "value_dim", [](AttentionSpec & self) -> auto& { return self.value_dim; },
+      "of V and the output");
+  add_field(
+      type, "block_size", [](AttentionSpec & self) -> auto& { return self.kv.block_size; },
+      "tokens per block");
+  add_field(
+      type, "v_in_k", [](AttentionSpec & self) -> auto& { return self.kv.v_in_k; },
+      "V is the first value_dim elements of K");
+  add_field(
+      type, "causal", [](AttentionSpec & self) -> auto& { return self.mask.causal; },
+      "key_pos <= query_pos");
+  add_field(
+      type, "window_left", [](AttentionSpec & self) -> auto& { return self.mask.window_left; },
+      "key_pos >= query_pos - window_left; -1: unlimited");
+  add_field(
+      type, "window_right", [](AttentionSpec & self) -> auto& { return self.mask.window_right; },
+      "key_pos <= query_pos + window_right; -1: unlimited");
+  add_field(
+      type, "chunk", [](AttentionSpec & self) -> auto& { return self.mask.chunk; },
+      "key_pos // chunk == query_pos // chunk; 0: off");
+  add_field(
+      type, "softcap", [](AttentionSpec & self) -> auto& { return self.features.softcap; },
+      "calls may use softcap");
+  add_field(
+      type, "alibi", [](AttentionSpec & self) -> auto& { return self.features.alibi; },
+      "calls may use alibi_slopes");
+  add_field(
+      type, "sinks", [](AttentionSpec & self) -> auto& { return self.features.sinks; },
+      "calls may use sinks");
+  add_field(
+      type, "bias", [](AttentionSpec & self) -> auto& { return self.features.bias; },
+      "calls may use bias");
+  add_field(
+      type, "tree_mask", [](AttentionSpec & self) -> auto& { return self.features.tree_mask; },
+      "batches may have tree masks");
+  add_field(
+      type, "lse", [](AttentionSpec & self) -> auto& { return self.features.lse; },
+      "calls may return lse");
 }
 
 void add_names(nb::class_<AttentionSpec>& type) {
@@ -149,11 +175,21 @@ void bind_spec(nb::module_& module) {
       },
       nb::arg("max_sequences"), nb::arg("max_tokens"), nb::arg("max_kv_len"),
       nb::arg("max_total_kv_len"), nb::arg("max_q_len") = 0);
-  QUIRE_FIELD(bounds, BatchBounds, "max_sequences", max_sequences, "sequences");
-  QUIRE_FIELD(bounds, BatchBounds, "max_tokens", max_tokens, "rows of Q, and of new K and V");
-  QUIRE_FIELD(bounds, BatchBounds, "max_kv_len", max_kv_len, "keys of one sequence");
-  QUIRE_FIELD(bounds, BatchBounds, "max_total_kv_len", max_total_kv_len, "keys of all sequences");
-  QUIRE_FIELD(bounds, BatchBounds, "max_q_len", max_q_len, "queries of one; 0: max_tokens");
+  add_field(
+      bounds, "max_sequences", [](BatchBounds & self) -> auto& { return self.max_sequences; },
+      "sequences");
+  add_field(
+      bounds, "max_tokens", [](BatchBounds & self) -> auto& { return self.max_tokens; },
+      "rows of Q, and of new K and V");
+  add_field(
+      bounds, "max_kv_len", [](BatchBounds & self) -> auto& { return self.max_kv_len; },
+      "keys of one sequence");
+  add_field(
+      bounds, "max_total_kv_len", [](BatchBounds & self) -> auto& { return self.max_total_kv_len; },
+      "keys of all sequences");
+  add_field(
+      bounds, "max_q_len", [](BatchBounds & self) -> auto& { return self.max_q_len; },
+      "queries of one; 0: max_tokens");
 }
 
 }  // namespace quire::python

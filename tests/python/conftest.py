@@ -6,3 +6,7 @@ import importlib.util
 collect_ignore = []
 if importlib.util.find_spec("quire") is None:
     collect_ignore.append("package")
+
+
+def pytest_report_header():
+    return ["package: left out, quire is not built (QUIRE_BUILD_PYTHON)"] if collect_ignore else []

@@ -117,13 +117,35 @@ OPTIONS = {
 }
 
 
+def perturbed(data, valid, wild):
+    """`valid` with up to three of its values replaced by wild ones."""
+    names = data.draw(st.lists(st.sampled_from(sorted(wild)), unique=True, max_size=3))
+    return {**valid, **{name: data.draw(wild[name]) for name in names}}
+
+
+WILD = {
+    **OPTIONS,
+    "q": floats(3),
+    "k_cache": floats(4),
+    "v_cache": st.one_of(st.none(), floats(4)),
+    "query_begins": st.one_of(numbers(), st.tuples(numbers(), numbers())),
+    "kv_lens": numbers(),
+    "block_table": tables(),
+}
+
+
 @FUZZ
 @given(st.data())
 def test_attend_takes_anything(data):
-    arrays = [data.draw(strategy) for strategy in (floats(3), floats(4), floats(4))]
-    metadata = [data.draw(strategy) for strategy in (numbers(), numbers(), tables())]
-    chosen = data.draw(st.lists(st.sampled_from(sorted(OPTIONS)), unique=True, max_size=4))
-    outcome(quire.attend, *arrays, *metadata, **{name: data.draw(OPTIONS[name]) for name in chosen})
+    valid = {
+        "q": np.ones((3, 4, 8), np.float32),
+        "k_cache": np.ones((5, 4, 2, 8), np.float32),
+        "v_cache": np.ones((5, 4, 2, 8), np.float32),
+        "query_begins": [0, 2, 3],
+        "kv_lens": [5, 7],
+        "block_table": [[0, 1], [4, 3]],
+    }
+    outcome(quire.attend, **perturbed(data, valid, WILD))
 
 
 def guarded(shape, dtype=np.float32):
@@ -185,20 +207,28 @@ def test_append_touches_its_slots_alone(data):
 
 
 @FUZZ
-@given(st.lists(floats(3), max_size=3), st.lists(floats(2), max_size=3), st.data())
-def test_merge_takes_anything(outs, lses, data):
-    sinks = data.draw(st.one_of(st.none(), floats(1)))
-    outcome(quire.merge, outs, lses, sinks=sinks, return_lse=data.draw(st.booleans()))
+@given(st.data())
+def test_merge_takes_anything(data):
+    valid = {
+        "outs": [np.ones((3, 4, 8), np.float32) for _ in range(2)],
+        "lses": [np.ones((3, 4), np.float32) for _ in range(2)],
+    }
+    wild = {
+        "outs": st.lists(floats(3), max_size=3),
+        "lses": st.one_of(st.lists(floats(2), max_size=3), st.just(5)),
+        **{name: OPTIONS[name] for name in ("sinks", "out", "lse", "out_dtype", "return_lse", "backend")},
+    }
+    outcome(quire.merge, **perturbed(data, valid, wild))
 
 
 @FUZZ
 @given(st.data())
 def test_block_manager_takes_any_order_of_calls(data):
     manager = quire.BlockManager(8, 2, num_host_blocks=4)
-    ids = [0, 1, 2**63]
-    for _ in range(data.draw(st.integers(1, 12))):
-        one = data.draw(st.sampled_from(ids))
-        count = data.draw(st.integers(-1, 6))
+    ids = [outcome(manager.admit, quire.Prompt([1, 2, 3, 4, 5], 2))[0]]
+    for _ in range(data.draw(st.integers(1, 16))):
+        one = data.draw(st.one_of(st.sampled_from(ids), st.sampled_from([0, 2**63])))
+        count = data.draw(st.one_of(st.integers(0, 3), st.integers(-1, 12)))
         name = data.draw(st.sampled_from(
             ["admit", "append", "commit", "commit_prompt", "rollback", "fork", "free", "truncate",
              "swap_out", "swap_in", "take_copies", "write_step", "resize", "block_table"]))  # fmt: skip
@@ -217,9 +247,9 @@ def test_block_manager_takes_any_order_of_calls(data):
             ticket, _ = manager.take_copies()
             outcome(manager.complete_copies, ticket + data.draw(st.integers(0, 1)))
         elif name == "write_step":
-            outcome(manager.write_step, count, [one])
+            outcome(manager.write_step, data.draw(st.integers(-1, 1)), [one])
         elif name == "resize":
-            outcome(manager.resize, 0, count + 6)
+            outcome(manager.resize, data.draw(st.integers(0, 1)), count + 4)
         elif name in ("free", "swap_out", "swap_in", "block_table"):
             outcome(getattr(manager, name), one)
         else:
@@ -233,14 +263,26 @@ def test_prepared_batch_takes_anything(data):
     spec = quire.AttentionSpec(4, 2, 8, q_dtype="f32", block_size=4)
     cache = quire.KvCache(spec, 5, layout="plain")
     prepared = quire.PreparedBatch(spec)
-    batch = outcome(
-        quire.BatchView, data.draw(numbers()), data.draw(numbers()), data.draw(tables()),
-        slots=data.draw(st.one_of(st.none(), numbers())), block_size=4,
-    )  # fmt: skip
+    valid = {
+        "query_begins": [0, 2, 3],
+        "kv_lens": [5, 7],
+        "block_table": [[0, 1], [4, 3]],
+        "slots": [0, 17, -1],
+        "block_size": 4,
+    }
+    wild = {name: WILD[name] for name in ("query_begins", "kv_lens", "block_table", "kv_begins")}
+    wild |= {"slots": numbers(), "block_size": st.integers(-1, 9)}
+    batch = outcome(quire.BatchView, **perturbed(data, valid, wild))
     if batch is not None:
         outcome(prepared.prepare, batch)
-    q, k = data.draw(floats(3)), data.draw(floats(3))
-    outcome(prepared.append, k, k, cache.layer(0))
-    outcome(prepared.attend, q, cache.layer(data.draw(st.just(0))))
+    rows = perturbed(
+        data,
+        {"q": np.ones((3, 4, 8), np.float32), "k": np.ones((3, 2, 8), np.float32)},
+        {"q": floats(3), "k": floats(3)},
+    )
+    outcome(prepared.append, rows["k"], rows["k"], cache.layer(0))
+    outcome(prepared.attend, rows["q"], cache.layer(0))
+    outcome(prepared.attend, rows["q"], cache.layer(0), k=rows["k"], v=rows["k"])
     outcome(cache.layer, data.draw(number))
-    outcome(cache.copy_blocks, data.draw(tables()))
+    pairs = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=3)
+    outcome(cache.copy_blocks, data.draw(st.one_of(pairs, tables())))

@@ -228,3 +228,26 @@ def test_scheduler_ends_and_stale_batches():
     assert scheduler.commit(last)["finished"][0]["reason"] == "stopped"
     with pytest.raises(quire.Error):
         scheduler.extend(stopped, 1)
+
+
+def test_token_slots():
+    """Keys named one by one, as transformers does it, are a batch of block size 1 or more."""
+    rng = np.random.default_rng(8)
+    spec = quire.AttentionSpec(4, 2, 16, q_dtype="f32", block_size=4)
+    slots_k, slots_v = (rng.standard_normal((40, 2, 16)).astype(np.float32) for _ in "kv")
+    begins, lens, table = [0, 2, 3], [6, 9], [[5, 2, 0], [1, 8, 3]]
+    read = [table[s][p // 4] * 4 + p % 4 for s in range(2) for p in range(lens[s])]
+    q = rng.standard_normal((3, 4, 16)).astype(np.float32)
+    expected = quire.attend(
+        q, slots_k.reshape(10, 4, 2, 16), slots_v.reshape(10, 4, 2, 16), begins, lens, table
+    )
+    assert quire.aligned_block_size(begins, [0, 6, 15], read) == 4
+    for block_size in (1, 4):
+        spec.block_size = block_size
+        prepared = quire.PreparedBatch(spec)
+        prepared.prepare(quire.from_token_slots(begins, [0, 6, 15], read, block_size=block_size))
+        shape = (-1, block_size, 2, 16)
+        view = quire.KvCacheView(slots_k.reshape(shape), slots_v.reshape(shape))
+        np.testing.assert_allclose(prepared.attend(q, view), expected, atol=1e-6)
+    with pytest.raises(quire.Error, match="key"):
+        quire.from_token_slots(begins, [0, 6, 15], read[::-1], block_size=4)
