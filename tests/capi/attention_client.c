@@ -67,9 +67,9 @@ typedef struct Client {
   float lse[kMaxRows * kQHeads];
 } Client;
 
-static Client* make_client(const char* name, uint32_t features) {
+static Client* make_client_on(quire_backend* backend, uint32_t features) {
   Client* client = calloc(1, sizeof(Client));
-  client->backend = client_backend(name);
+  client->backend = backend;
   client->spec = client_spec();
   client->spec.features = features;
   CHECK_OK(quire_preferred_layout(client->backend, &client->spec, &client->spec.kv_layout));
@@ -84,11 +84,20 @@ static Client* make_client(const char* name, uint32_t features) {
   return client;
 }
 
-static void free_client(Client* client) {
+static Client* make_client(const char* name, uint32_t features) {
+  return make_client_on(client_backend(name), features);
+}
+
+// All but the backend.
+static void free_client_on(Client* client) {
   CHECK_OK(quire_prepared_batch_destroy(client->prepared));
   CHECK_OK(quire_kv_cache_destroy(client->cache));
-  CHECK_OK(quire_backend_destroy(client->backend));
   free(client);
+}
+
+static void free_client(Client* client) {
+  CHECK_OK(quire_backend_destroy(client->backend));
+  free_client_on(client);
 }
 
 static void fill_client(Client* client, const Step* step) {
@@ -129,22 +138,20 @@ static void run_step(Client* client, const Step* step, int fused) {
 
 static const int32_t kNone[2] = {0, 0}, kFirst[2] = {7, 6}, kSecond[2] = {9, 9};
 
-static void run_two_steps(const char* backend, int fused) {
-  Client* client = make_client(backend, 0);
+void run_two_steps(quire_backend* backend, int fused) {
+  Client* client = make_client_on(backend, 0);
   Step step;
   make_step(&step, kNone, kFirst);
   run_step(client, &step, fused);
   make_step(&step, kFirst, kSecond);
   run_step(client, &step, fused);
-  free_client(client);
+  free_client_on(client);
 }
 
-void test_one_step(const char* backend) {
-  run_two_steps(backend, 0);
-}
-
-void test_fused_append(void) {
-  run_two_steps("cpu", 1);
+void test_two_steps(const char* name, int fused) {
+  quire_backend* backend = client_backend(name);
+  run_two_steps(backend, fused);
+  CHECK_OK(quire_backend_destroy(backend));
 }
 
 // Fills the cache with all tokens and attends the last of each sequence, with lse.

@@ -11,13 +11,13 @@ extern "C" void check_failed(const char* file, int line, const char* text) {
 namespace {
 
 TEST(CAttention, StepsOnTheCpu) {
-  test_one_step("cpu");
+  test_two_steps("cpu", 0);
 }
 TEST(CAttention, StepsOnTheReference) {
-  test_one_step("reference");
+  test_two_steps("reference", 0);
 }
 TEST(CAttention, StoresInsideAttend) {
-  test_fused_append();
+  test_two_steps("cpu", 1);
 }
 TEST(CAttention, SinksAndBias) {
   test_sinks_and_bias();
@@ -102,6 +102,12 @@ TEST(CErrors, DestructionInAnyOrder) {
 }
 TEST(CErrors, TextPerThread) {
   test_error_per_thread();
+}
+TEST(CThreads, ShareABackend) {
+  test_shared_backend();
+}
+TEST(CThreads, SubmitAndCancel) {
+  test_submit_from_threads();
 }
 TEST(CErrors, Constants) {
   test_constants();

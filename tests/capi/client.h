@@ -45,12 +45,14 @@ void fill_rows(float* data, int what, int layer, const int32_t* tokens, const in
 // [num_tokens] over all of them.
 double difference(const float* out, int layer, const int32_t* tokens, int64_t num_tokens);
 
+// Two steps of attention with a cache and a prepared batch of their own, held to `difference`.
+void run_two_steps(quire_backend* backend, int fused);
+
 // A stream of random numbers.
 uint64_t next_random(uint64_t* state);
 
 // The tests.
-void test_one_step(const char* backend);
-void test_fused_append(void);
+void test_two_steps(const char* name, int fused);
 void test_sinks_and_bias(void);
 void test_ragged(void);
 void test_merge(void);
@@ -76,6 +78,8 @@ void test_bad_caches(void);
 void test_foreign_handles(void);
 void test_lifetimes(void);
 void test_error_per_thread(void);
+void test_shared_backend(void);
+void test_submit_from_threads(void);
 void test_constants(void);
 void test_info(void);
 void test_check(void);

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is wrong with arguments: NULL, sizes of structs, values, handles of another kind or owner.
-// And whose error it is: that of the thread.
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -357,26 +355,6 @@ void test_lifetimes(void) {
   quire_backend* chosen = NULL;
   CHECK_OK(quire_backend_choose(&spec, NULL, &chosen));
   CHECK_OK(quire_backend_destroy(chosen));
-}
-
-static void* fail_elsewhere(void* unused) {
-  (void)unused;
-  CHECK(strcmp(quire_error_message(), "") == 0);  // this thread has not failed yet
-  CHECK_FAILS(kBad, "no backend", quire_backend_create("elsewhere", NULL, &(quire_backend*){NULL}));
-  return NULL;
-}
-
-void test_error_per_thread(void) {
-  const quire_attention_spec none = {QUIRE_SIZED(quire_attention_spec)};
-  CHECK_FAILS(kBad, "num_q_heads", quire_attention_spec_validate(&none));
-  pthread_t thread;
-  CHECK(pthread_create(&thread, NULL, fail_elsewhere, NULL) == 0);
-  CHECK(pthread_join(thread, NULL) == 0);
-  CHECK(strstr(quire_error_message(), "num_q_heads") != NULL);
-  // A call that succeeds leaves the text.
-  const quire_attention_spec good = client_spec();
-  CHECK_OK(quire_attention_spec_validate(&good));
-  CHECK(strstr(quire_error_message(), "num_q_heads") != NULL);
 }
 
 // Numbers that are compiled into programs.
