@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What levels that multiply pairs of bf16 share: stored formats as bf16, panels of pairs. Included
-// inside a target region after avx512/vec.inl, in levels that have AVX512_BF16 and VBMI.
+// inside a target region after avx512/vec.inl and avx512_bf16/instructions.inl, in levels that have
+// AVX512_BF16 and VBMI.
 //
 //   K panel [padded head_dim / 2][width][2], V panel [width / 2][padded value_dim][2]: the rows of
 //   an AMX tile, and of vdpbf16ps. Every 8-bit code is exact in bf16.
@@ -73,7 +74,7 @@ QUIRE_INLINE Bf16x64 load_bf16x64(const T* p) noexcept {
 QUIRE_INLINE __m512i half_to_bf16(__m512i x) noexcept {
   const __m512 low = _mm512_cvtph_ps(_mm512_castsi512_si256(x));
   const __m512 high = _mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1));
-  return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+  return to_bf16x32(low, high);
 }
 QUIRE_INLINE __m512i load_bf16x32(const BFloat16* p) noexcept {
   return _mm512_loadu_si512(p);
@@ -220,11 +221,11 @@ struct Bf16Base {
   }
 
   QUIRE_INLINE static void store_weights(BFloat16* p, Vec x) noexcept {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(x));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16x16(x));
   }
   // As it will be stored.
   QUIRE_INLINE static Vec rounded(Vec x) noexcept {
-    const __m512i words = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x));
+    const __m512i words = _mm512_cvtepu16_epi32(to_bf16x16(x));
     return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
   }
   // A product with a scale has more digits than bf16: what rounding leaves is stored kLowWeights

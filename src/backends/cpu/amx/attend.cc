@@ -13,6 +13,13 @@ QUIRE_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx
 // Each uses the ones before it.
 // clang-format off
 #include "backends/cpu/avx512/vec.inl"
+#if defined(QUIRE_EMULATED_CPU)
+#include "emulated_cpu/bf16_instructions.inl"
+#include "emulated_cpu/tile_instructions.inl"
+#else
+#include "backends/cpu/avx512_bf16/instructions.inl"
+#include "backends/cpu/amx/instructions.inl"
+#endif
 #include "backends/cpu/constants.inl"
 #include "backends/cpu/matrix.inl"
 #include "backends/cpu/panels.inl"
@@ -36,9 +43,7 @@ void attend_item(const AttendCall& call, const WorkItem& item, const WorkItem* n
 QUIRE_TARGET_END
 
 bool request_tiles() noexcept {
-  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
-  constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return ask_for_tiles();
 }
 
 }  // namespace quire::cpu::amx

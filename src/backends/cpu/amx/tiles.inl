@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pairs of bf16 by AMX tiles: C [16 x 16 f32] += A [16 x 32 bf16] B [16 pairs x 16 columns].
 // Registers: C 0..3 (two row tiles x two column tiles), A 4 and 5, B 6 and 7.
-//
-// GCC 12's intrinsics do not say that they read memory, so these are written out.
 
 struct alignas(64) TileConfig {
   std::uint8_t palette = 1;
@@ -11,19 +9,6 @@ struct alignas(64) TileConfig {
   std::uint16_t row_bytes[16] = {};
   std::uint8_t rows[16] = {};
 };
-
-#define QUIRE_TILE_LOAD(tile, p, stride)                                                \
-  asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(p), "r"((std::int64_t)(stride)) \
-               : "memor"                                                                \
-                 "y")
-#define QUIRE_TILE_STREAM(tile, p, stride)                                                \
-  asm volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile ::"r"(p), "r"((std::int64_t)(stride)) \
-               : "memory")
-#define QUIRE_TILE_STORE(tile, p, stride)                                                   \
-  asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(p), "r"((std::int64_t)(stride)) \
-               : "memory")
-#define QUIRE_TILE_ZERO(tile) asm volatile("tilezero %%tmm" #tile ::)
-#define QUIRE_TILE_DOT(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
 
 // Where the 16 rows of one B tile lie.
 struct TilePlace {
@@ -49,9 +34,9 @@ struct AmxDot : Bf16Base {
       config.row_bytes[tile] = 64;
       config.rows[tile] = tile < 6 ? rows : 16;
     }
-    asm volatile("ldtilecfg %0" ::"m"(config) : "memory");
+    QUIRE_TILE_CONFIGURE(config);
   }
-  static void end() noexcept { asm volatile("tilerelease" ::: "memory"); }
+  static void end() noexcept { QUIRE_TILE_RELEASE(); }
 
   // B tile of columns 16 column .. and k 32 step ..; `buffer` holds what must be converted.
   static TilePlace place(const PanelSource<AmxDot>& b, std::int64_t column, std::int64_t step,

@@ -11,6 +11,11 @@ QUIRE_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx
 // Each uses the ones before it.
 // clang-format off
 #include "backends/cpu/avx512/vec.inl"
+#if defined(QUIRE_EMULATED_CPU)
+#include "emulated_cpu/bf16_instructions.inl"
+#else
+#include "backends/cpu/avx512_bf16/instructions.inl"
+#endif
 #include "backends/cpu/constants.inl"
 #include "backends/cpu/matrix.inl"
 #include "backends/cpu/panels.inl"

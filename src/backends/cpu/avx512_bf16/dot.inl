@@ -24,7 +24,7 @@ struct Bf16Dot : Bf16Base {
     return _mm512_set1_epi32(pair);
   }
   QUIRE_INLINE static Vec madd(Vec sum, Pair x, Operand factor) noexcept {
-    return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)factor);
+    return dot_pairs(sum, x, factor);
   }
   QUIRE_INLINE static Pair load_panel(const BFloat16* panel, std::int64_t stride, std::int64_t pair,
                                       std::int64_t column) noexcept {

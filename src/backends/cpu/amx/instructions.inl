@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// The instructions of AMX that the level amx uses, and no other file names. tests/emulated_cpu/ has
+// the same for machines without them.
+//
+// GCC 12's intrinsics do not say that they read memory, so these are written out.
+
+// Whether this process may use the tile registers, which it does not by default.
+inline bool ask_for_tiles() noexcept {
+  constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+#define QUIRE_TILE_CONFIGURE(config) asm volatile("ldtilecfg %0" ::"m"(config) : "memory")
+#define QUIRE_TILE_RELEASE() asm volatile("tilerelease" ::: "memory")
+#define QUIRE_TILE_LOAD(tile, p, stride)                                                \
+  asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(p), "r"((std::int64_t)(stride)) \
+               : "memory")
+// Of what is not read again soon.
+#define QUIRE_TILE_STREAM(tile, p, stride)                                                \
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile ::"r"(p), "r"((std::int64_t)(stride)) \
+               : "memory")
+#define QUIRE_TILE_STORE(tile, p, stride)                                                   \
+  asm volatile("tilestored %%tmm" #tile ", (%0,%1,1)" ::"r"(p), "r"((std::int64_t)(stride)) \
+               : "memory")
+#define QUIRE_TILE_ZERO(tile) asm volatile("tilezero %%tmm" #tile ::)
+#define QUIRE_TILE_DOT(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
