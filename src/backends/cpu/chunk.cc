@@ -52,12 +52,14 @@ void locate(const AttendCall& call, std::int64_t sequence, const KeyRange& keys,
   const bool tree = view.tree_bits != nullptr;
   const std::int64_t first_old = tree ? first_old_key_seen(call.spec.mask, view) : 0;
 
+  chunk.complete = chunk.whole();
   const std::int64_t block_size = call.cache.format.block_size;
   const bool ragged = call.batch.kv.blocks.kind == BlockTables::Kind::kRagged;
   std::int64_t lane = chunk.begin;
   while (lane < chunk.end) {
     if (tree && !is_seen_in_tree(call.spec.mask, view, first_old, chunk.first + lane)) {
       leave_out(chunk, lane++);
+      chunk.complete = false;
       continue;
     }
     const std::int64_t slot =
@@ -141,9 +143,23 @@ void PrefetchWalk::add_scales(const KvScales& scales, std::int64_t offset, std::
       tokens * kBytes);
 }
 
-void PrefetchWalk::begin(const AttendCall& call, const Chunk& chunk,
-                         const IndexRange& kv_heads) noexcept {
-  clear();
+void PrefetchWalk::add_rows(const AttendCall& call, const TensorView& tensor,
+                            std::int64_t sequence, std::int64_t kv_head,
+                            const IndexRange& rows) noexcept {
+  const std::int64_t group = call.spec.head_group();
+  const std::int64_t dims = tensor.shape[2];
+  if (tensor.strides[1] != dims || num_pieces_ >= kMaxRowPieces) return;
+  const std::int64_t element_bytes = dtype_bytes(tensor.dtype);
+  const std::int64_t token = rows.begin / group;
+  const std::int64_t first = (call.batch.queries.begins[sequence] + token) * tensor.strides[0] +
+                             kv_head * group * tensor.strides[1];
+  add(static_cast<const char*>(tensor.data) + first * element_bytes,
+      (rows.end - 1) / group + 1 - token, tensor.strides[0] * element_bytes,
+      group * dims * element_bytes);
+}
+
+void PrefetchWalk::add_chunk(const AttendCall& call, const Chunk& chunk,
+                             const IndexRange& kv_heads) noexcept {
   const KvCacheView& cache = call.cache;
   const bool plain = cache.format.layout == KvLayoutId::kPlain;
   std::int64_t end = 0;

@@ -20,6 +20,7 @@ struct Chunk {
   std::int64_t first = 0;
   std::int64_t begin = 0;
   std::int64_t end = 0;
+  bool complete = false;            // no key of the width is absent
   std::int64_t k[kMaxChunk];        // element offsets into cache.k
   std::int64_t v[kMaxChunk];        // into cache.v
   std::int64_t k_scale[kMaxChunk];  // into the scales of K, where every key has its own
@@ -34,10 +35,13 @@ struct Chunk {
 void locate(const AttendCall& call, std::int64_t sequence, const KeyRange& keys, std::int64_t width,
             Chunk& chunk) noexcept;
 
-// The cache lines of a located chunk, those of the kv heads given.
+// The cache lines of a located chunk, those of the kv heads given, and of rows.
 class PrefetchWalk {
  public:
-  void begin(const AttendCall& call, const Chunk& chunk, const IndexRange& kv_heads) noexcept;
+  void add_chunk(const AttendCall& call, const Chunk& chunk, const IndexRange& kv_heads) noexcept;
+  // Rows of one kv head of a sequence in q or out, if they lie side by side.
+  void add_rows(const AttendCall& call, const TensorView& tensor, std::int64_t sequence,
+                std::int64_t kv_head, const IndexRange& rows) noexcept;
   void clear() noexcept { num_pieces_ = 0, piece_ = 0, line_ = end_ = nullptr, left_ = 0; }
 
   bool done() const noexcept { return line_ == end_ && left_ == 0 && piece_ == num_pieces_; }
@@ -111,7 +115,8 @@ class PrefetchWalk {
   // Steps from `line` of the current range into the next ones; returns the new place.
   const char* step_across(const char* line, int num_lines) noexcept;
 
-  Piece pieces_[4 * kMaxChunk];  // K, V and their scales of every key
+  static constexpr int kMaxRowPieces = 8;
+  Piece pieces_[4 * kMaxChunk + kMaxRowPieces];  // K, V and their scales of every key; rows
   int num_pieces_ = 0;
   int piece_ = 0;          // the one after the current
   std::int64_t left_ = 0;  // ranges of the current one not begun

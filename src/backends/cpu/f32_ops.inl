@@ -9,11 +9,18 @@ struct F32 {
   static constexpr int kHalves = 2;
   static constexpr int kVectors = kBlockVectors;
   static constexpr int kExp2Degree = 5;
-  static constexpr std::int64_t kKeyStep = kLanes;  // scores are computed for multiples of it
+  static constexpr std::int64_t kKeyStep = kPairTile;  // scores are computed for multiples of it
   static constexpr std::int64_t kRowBlock = 96;
   static constexpr std::int64_t kWideChunk = kChunk;
   // Rows that read tiles in place; more would convert them again and again, so panels are made.
-  static constexpr std::int64_t kInPlaceRows = 12;
+  template <class T>
+  static constexpr std::int64_t in_place_rows() noexcept {
+    return 12;
+  }
+  template <class T>
+  static bool reads_in_place(const T* const* /*units*/, std::int64_t /*num_rows*/) noexcept {
+    return true;
+  }
   static constexpr std::int64_t kDimStep = 2;  // of head_dim, for tiles in place
   // Rows that take products with plain rows of K along their dims; more transpose K first.
   static constexpr std::int64_t kAlongDimsRows = 8;

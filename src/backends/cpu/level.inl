@@ -8,6 +8,10 @@
 #include "backends/cpu/panels.inl"
 #include "backends/cpu/softmax.inl"
 #include "backends/cpu/f32_ops.inl"
+#include "backends/cpu/item_rows.inl"
+#include "backends/cpu/scores_of_chunk.inl"
+#include "backends/cpu/chunk_of_head.inl"
+#include "backends/cpu/pipeline.inl"
 #include "backends/cpu/attend_item.inl"
 #include "backends/cpu/finish_rows.inl"
 // clang-format on

@@ -223,6 +223,12 @@ struct Bf16Base {
   QUIRE_INLINE static void store_weights(BFloat16* p, Vec x) noexcept {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16x16(x));
   }
+  // Two vectors of weights, rounded.
+  using Weights = __m512i;
+  QUIRE_INLINE static Weights round_weights(Vec first, Vec last) noexcept {
+    return to_bf16x32(first, last);
+  }
+  QUIRE_INLINE static void store_weights(BFloat16* p, Weights x) noexcept { store_bf16(p, x); }
   // As it will be stored.
   QUIRE_INLINE static Vec rounded(Vec x) noexcept {
     const __m512i words = _mm512_cvtepu16_epi32(to_bf16x16(x));

@@ -126,3 +126,20 @@ inline void pack_values_of_keys(const T* const* units, std::int64_t num_units, s
     }
   }
 }
+
+// No infinity and no NaN in the V tiles of all units.
+template <class T>
+inline bool all_tiles_finite(const T* const* units, std::int64_t tile_stride,
+                             std::int64_t num_units, std::int64_t dims) noexcept {
+  Vec sum = zero();  // of x - x: NaN if one is not finite
+  for (std::int64_t u = 0; u < num_units; ++u) {
+    for (std::int64_t d = 0; d < dims; d += kPairTile) {
+      const T* tile = units[u] + d / kPairTile * tile_stride;
+      for (std::int64_t i = 0; i < kPairTile * kPairTile; i += 2 * kLanes) {
+        const LevelPair x = load_pair(tile + i);
+        sum = add(sum, add(sub(x.even, x.even), sub(x.odd, x.odd)));
+      }
+    }
+  }
+  return !any_nan(sum);
+}

@@ -64,26 +64,38 @@ inline void finish_scores(const AttendCall& call, const SequenceView& sequence, 
   if (params.bias.present()) add_bias(params.bias, row, chunk, s);
 }
 
+// The keys of a chunk, from its first on, that a query may see; with a tree mask all that are there.
+inline KeyRange visible_part(const AttendCall& call, const SequenceView& sequence,
+                             std::int64_t query, const Chunk& chunk) noexcept {
+  KeyRange seen = {chunk.begin, chunk.end};
+  if (sequence.tree_bits != nullptr) return seen;
+  const KeyRange own = keys_seen(call.spec.mask, call.spec.alignment, sequence, query, query + 1);
+  return {std::max(seen.begin, own.begin - chunk.first),
+          std::min(seen.end, own.end - chunk.first)};
+}
+
 // -inf where the query may not see the key, whatever the score was.
 inline void mask_scores(const AttendCall& call, const SequenceView& sequence, std::int64_t query,
                         const Chunk& chunk, std::int64_t num_vectors, float* s) noexcept {
-  KeyRange seen = {chunk.first + chunk.begin, chunk.first + chunk.end};
-  if (sequence.tree_bits == nullptr) {
-    const KeyRange own = keys_seen(call.spec.mask, call.spec.alignment, sequence, query, query + 1);
-    seen = {std::max(seen.begin, own.begin), std::min(seen.end, own.end)};
-  } else {
+  if (sequence.tree_bits != nullptr) {
     for (std::int64_t j = chunk.begin; j < chunk.end; ++j) {
       if (!is_visible(call.spec.mask, call.spec.alignment, sequence, query, chunk.first + j)) {
         s[j] = kNegativeInfinity;
       }
     }
   }
-  const std::int64_t end = num_vectors * kLanes;
-  for (std::int64_t j = 0; j < end; j += kLanes) {
-    const std::int64_t begin = seen.begin - chunk.first - j;
-    if (begin <= 0 && seen.end - chunk.first - j >= kLanes) continue;
-    store(s + j,
-          keep_lanes(load(s + j), begin, seen.end - chunk.first - j, set1(kNegativeInfinity)));
+  const KeyRange seen = visible_part(call, sequence, query, chunk);
+  for (std::int64_t j = 0; j < num_vectors * kLanes; j += kLanes) {
+    if (seen.begin <= j && seen.end >= j + kLanes) continue;
+    store(s + j, keep_lanes(load(s + j), seen.begin - j, seen.end - j, set1(kNegativeInfinity)));
+  }
+}
+
+// O of one row times a factor.
+inline void scale_row(const RowStates& states, std::int64_t row, float factor) noexcept {
+  float* o = states.o(row);
+  for (std::int64_t d = 0; d < states.value_dim; d += kLanes) {
+    store(o + d, mul(load(o + d), set1(factor)));
   }
 }
 

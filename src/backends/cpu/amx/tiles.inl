@@ -20,11 +20,26 @@ struct AmxDot : Bf16Base {
   static constexpr std::int64_t kKeyStep = 32;   // keys of one step of PV
   static constexpr std::int64_t kRowBlock = 32;  // two row tiles: S of a block stays in L1
   static constexpr std::int64_t kWideChunk = kMaxChunk;
-  static constexpr std::int64_t kInPlaceRows = kRowTile;
   static constexpr std::int64_t kDimStep = 32;
   static constexpr bool kPlainInPlace = false;
   static constexpr bool kPipelined = true;  // tiles and vectors are units apart
   using Pair = __m512i;
+  // bf16 needs no conversion, or only for one block of rows.
+  template <class T>
+  static constexpr std::int64_t in_place_rows() noexcept {
+    return std::is_same_v<T, BFloat16> ? kRowTile : kRowBlock;
+  }
+  // What many rows read: see in_place_rows.
+  template <class B>
+  static constexpr bool is_pipelined() noexcept {
+    return std::is_same_v<B, PanelSource<AmxDot>> || std::is_same_v<B, TiledKeys<AmxDot, BFloat16>> ||
+           std::is_same_v<B, TiledValues<AmxDot, BFloat16>>;
+  }
+  // Tiles of 32 keys, or few rows that make do with copies of two halves.
+  template <class T>
+  static bool reads_in_place(const T* const* units, std::int64_t num_rows) noexcept {
+    return num_rows <= kRowBlock || units[1] == units[0] + kPairTile * kPairTile;
+  }
 
   // Tiles of `num_rows` rows, or of 16 if there are more. REQUIRES: request_tiles() was true.
   static void begin(std::int64_t num_rows) noexcept {
@@ -91,77 +106,98 @@ struct AmxDot : Bf16Base {
     return b.num_segments / 2;
   }
 
+  // Work beside the products: none.
+  struct Nothing {
+    struct Hand {};
+    static constexpr bool ready() noexcept { return false; }
+    static constexpr Hand take() noexcept { return {}; }
+    template <int kPart>
+    static constexpr void part(Hand /*hand*/) noexcept {}
+    static constexpr void put(Hand /*hand*/) noexcept {}
+  };
+
   // Up to 32 rows of up to 32 columns. With kLow, A is the sum of two: the other lies kLowWeights
-  // further on.
-  template <int kRowTiles, int kColumnTiles, bool kLow, class B, class Meanwhile>
+  // further on. At every step kFetch lines are fetched ahead, and some other work is done between
+  // the products: the core does both at once.
+  template <int kRowTiles, int kColumnTiles, bool kLow, int kFetch, class B, class Meanwhile>
   QUIRE_INLINE static void multiply_tiles(const BFloat16* a, std::int64_t a_stride, const B& b,
                                           std::int64_t column, float* c, std::int64_t c_stride,
                                           bool from_zero, PrefetchWalk& ahead,
                                           Meanwhile& meanwhile) noexcept {
+    constexpr bool kTwoRows = kRowTiles == 2;
+    constexpr bool kTwoColumns = kColumnTiles == 2;
     alignas(64) BFloat16 buffers[2][512];
-    constexpr int kLines = tile_lines(static_cast<const B*>(nullptr));
     float* c0 = c + column * 16;
     float* c1 = c0 + 16 * c_stride;
     if (from_zero) {
       QUIRE_TILE_ZERO(0);
-      if constexpr (kColumnTiles == 2) QUIRE_TILE_ZERO(1);
-      if constexpr (kRowTiles == 2) QUIRE_TILE_ZERO(2);
-      if constexpr (kRowTiles == 2 && kColumnTiles == 2) QUIRE_TILE_ZERO(3);
+      if constexpr (kTwoColumns) QUIRE_TILE_ZERO(1);
+      if constexpr (kTwoRows) QUIRE_TILE_ZERO(2);
+      if constexpr (kTwoRows && kTwoColumns) QUIRE_TILE_ZERO(3);
     } else {
       QUIRE_TILE_LOAD(0, c0, c_stride * 4);
-      if constexpr (kColumnTiles == 2) QUIRE_TILE_LOAD(1, c0 + 16, c_stride * 4);
-      if constexpr (kRowTiles == 2) QUIRE_TILE_LOAD(2, c1, c_stride * 4);
-      if constexpr (kRowTiles == 2 && kColumnTiles == 2) QUIRE_TILE_LOAD(3, c1 + 16, c_stride * 4);
+      if constexpr (kTwoColumns) QUIRE_TILE_LOAD(1, c0 + 16, c_stride * 4);
+      if constexpr (kTwoRows) QUIRE_TILE_LOAD(2, c1, c_stride * 4);
+      if constexpr (kTwoRows && kTwoColumns) QUIRE_TILE_LOAD(3, c1 + 16, c_stride * 4);
     }
     const std::int64_t steps = num_steps(b);
     for (std::int64_t step = 0; step < steps; ++step, a += 32) {
       const TilePlace b0 = place(b, column, step, buffers[0]);
       QUIRE_TILE_LOAD(4, a, a_stride * 2);
       QUIRE_TILE_STREAM(6, b0.data, b0.stride_bytes);
-      QUIRE_TILE_DOT(0, 4, 6);
-      if constexpr (kLines > 0) ahead.template steps<kLines>();
-      if constexpr (kColumnTiles == 2) {
+      if constexpr (kTwoRows) QUIRE_TILE_LOAD(5, a + 16 * a_stride, a_stride * 2);
+      if constexpr (kTwoColumns) {
         const TilePlace b1 = place(b, column + 1, step, buffers[1]);
         QUIRE_TILE_STREAM(7, b1.data, b1.stride_bytes);
-        QUIRE_TILE_DOT(1, 4, 7);
-        if constexpr (kLines > 0) ahead.template steps<kLines>();
       }
-      if constexpr (kRowTiles == 2) {
-        QUIRE_TILE_LOAD(5, a + 16 * a_stride, a_stride * 2);
-        QUIRE_TILE_DOT(2, 5, 6);
-        if constexpr (kColumnTiles == 2) QUIRE_TILE_DOT(3, 5, 7);
+      if constexpr (kFetch > 0) ahead.template steps<kFetch>();
+      if (meanwhile.ready()) {
+        auto hand = meanwhile.take();
+        QUIRE_TILE_DOT(0, 4, 6);
+        meanwhile.template part<0>(hand);
+        if constexpr (kTwoRows) QUIRE_TILE_DOT(2, 5, 6);
+        meanwhile.template part<1>(hand);
+        if constexpr (kTwoColumns) QUIRE_TILE_DOT(1, 4, 7);
+        meanwhile.template part<2>(hand);
+        if constexpr (kTwoRows && kTwoColumns) QUIRE_TILE_DOT(3, 5, 7);
+        meanwhile.template part<3>(hand);
+        meanwhile.put(hand);
+      } else {
+        QUIRE_TILE_DOT(0, 4, 6);
+        if constexpr (kTwoRows) QUIRE_TILE_DOT(2, 5, 6);
+        if constexpr (kTwoColumns) QUIRE_TILE_DOT(1, 4, 7);
+        if constexpr (kTwoRows && kTwoColumns) QUIRE_TILE_DOT(3, 5, 7);
       }
       if constexpr (kLow) {
         QUIRE_TILE_LOAD(4, a + kLowWeights, a_stride * 2);
         QUIRE_TILE_DOT(0, 4, 6);
-        if constexpr (kColumnTiles == 2) QUIRE_TILE_DOT(1, 4, 7);
-        if constexpr (kRowTiles == 2) {
+        if constexpr (kTwoColumns) QUIRE_TILE_DOT(1, 4, 7);
+        if constexpr (kTwoRows) {
           QUIRE_TILE_LOAD(5, a + kLowWeights + 16 * a_stride, a_stride * 2);
           QUIRE_TILE_DOT(2, 5, 6);
-          if constexpr (kColumnTiles == 2) QUIRE_TILE_DOT(3, 5, 7);
+          if constexpr (kTwoColumns) QUIRE_TILE_DOT(3, 5, 7);
         }
       }
-      meanwhile();
     }
     QUIRE_TILE_STORE(0, c0, c_stride * 4);
-    if constexpr (kColumnTiles == 2) QUIRE_TILE_STORE(1, c0 + 16, c_stride * 4);
-    if constexpr (kRowTiles == 2) QUIRE_TILE_STORE(2, c1, c_stride * 4);
-    if constexpr (kRowTiles == 2 && kColumnTiles == 2) QUIRE_TILE_STORE(3, c1 + 16, c_stride * 4);
+    if constexpr (kTwoColumns) QUIRE_TILE_STORE(1, c0 + 16, c_stride * 4);
+    if constexpr (kTwoRows) QUIRE_TILE_STORE(2, c1, c_stride * 4);
+    if constexpr (kTwoRows && kTwoColumns) QUIRE_TILE_STORE(3, c1 + 16, c_stride * 4);
   }
 
-  template <int kRowTiles, bool kLow, class B, class Meanwhile>
+  template <int kRowTiles, bool kLow, int kFetch, class B, class Meanwhile>
   QUIRE_INLINE static void multiply_rows(const BFloat16* a, std::int64_t a_stride, const B& b,
                                          std::int64_t num_vectors, float* c, std::int64_t c_stride,
                                          bool from_zero, PrefetchWalk& ahead,
                                          Meanwhile& meanwhile) noexcept {
     std::int64_t column = 0;
     for (; column + 2 <= num_vectors; column += 2) {
-      multiply_tiles<kRowTiles, 2, kLow>(a, a_stride, b, column, c, c_stride, from_zero, ahead,
-                                         meanwhile);
+      multiply_tiles<kRowTiles, 2, kLow, 2 * kFetch>(a, a_stride, b, column, c, c_stride, from_zero,
+                                                     ahead, meanwhile);
     }
     if (column < num_vectors) {
-      multiply_tiles<kRowTiles, 1, kLow>(a, a_stride, b, column, c, c_stride, from_zero, ahead,
-                                         meanwhile);
+      multiply_tiles<kRowTiles, 1, kLow, kFetch>(a, a_stride, b, column, c, c_stride, from_zero,
+                                                 ahead, meanwhile);
     }
   }
 
@@ -170,25 +206,30 @@ struct AmxDot : Bf16Base {
   static void multiply(const BFloat16* a, bool low, std::int64_t a_stride, std::int64_t rows,
                        const B& b, std::int64_t num_vectors, float* c, std::int64_t c_stride,
                        bool from_zero, PrefetchWalk& ahead) noexcept {
-    const auto nothing = [] {};
-    if (rows > 16 && low) {
-      multiply_rows<2, true>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead, nothing);
-    } else if (rows > 16) {
-      multiply_rows<2, false>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead, nothing);
-    } else if (low) {
-      multiply_rows<1, true>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead, nothing);
+    constexpr int kLines = tile_lines(static_cast<const B*>(nullptr));
+    Nothing nothing;
+    const auto multiply_all = [&]<int kRowTiles, bool kLow>() QUIRE_INLINE_LAMBDA {
+      multiply_rows<kRowTiles, kLow, kLines>(a, a_stride, b, num_vectors, c, c_stride, from_zero,
+                                             ahead, nothing);
+    };
+    if (rows > 16) {
+      low ? multiply_all.template operator()<2, true>()
+          : multiply_all.template operator()<2, false>();
     } else {
-      multiply_rows<1, false>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead, nothing);
+      low ? multiply_all.template operator()<1, true>()
+          : multiply_all.template operator()<1, false>();
     }
   }
 
-  // C (+)= A B of more than 16 rows; calls meanwhile() between the steps, for work that has nothing
-  // to do with tiles: the core does both at once.
+  // C (+)= A B of more than 16 rows, with other work between the products. That takes long: a few
+  // lines at every step are enough.
   template <class B, class Meanwhile>
   static void multiply_meanwhile(const BFloat16* a, std::int64_t a_stride, const B& b,
                                  std::int64_t num_vectors, float* c, std::int64_t c_stride,
                                  bool from_zero, PrefetchWalk& ahead,
                                  Meanwhile& meanwhile) noexcept {
-    multiply_rows<2, false>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead, meanwhile);
+    constexpr int kLines = 4;
+    multiply_rows<2, false, kLines>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead,
+                                    meanwhile);
   }
 };

@@ -5,12 +5,20 @@ struct Bf16Dot : Bf16Base {
   using Operand = __m512i;
   static constexpr int kHalves = 1;
   static constexpr int kVectors = 4;
-  static constexpr std::int64_t kKeyStep = kLanes;
+  static constexpr std::int64_t kKeyStep = kPairTile;
   static constexpr std::int64_t kRowBlock = 96;
   static constexpr std::int64_t kWideChunk = kChunk;
-  static constexpr std::int64_t kInPlaceRows = kRowTile;  // nothing is converted
   static constexpr std::int64_t kDimStep = 2;
   static constexpr bool kPlainInPlace = true;
+  // bf16 needs no conversion.
+  template <class T>
+  static constexpr std::int64_t in_place_rows() noexcept {
+    return std::is_same_v<T, BFloat16> ? kRowTile : 12;
+  }
+  template <class T>
+  static bool reads_in_place(const T* const* /*units*/, std::int64_t /*num_rows*/) noexcept {
+    return true;
+  }
   static constexpr bool kPipelined = false;
 
   template <int kHalf>

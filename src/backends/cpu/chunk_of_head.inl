@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+// One chunk of one kv head, as elements T: scores of a block of rows and their values, with K and V
+// as they lie in the cache where that is possible, else as panels.
+
+// S = q.k along the dims of plain rows of K, four keys at a time; the lanes of sixteen keys are
+// then added up together.
+template <class T>
+inline void score_along_dims(const float* q, std::int64_t q_stride, std::int64_t num_rows,
+                             const T* const* rows, std::int64_t width, std::int64_t dims, float* s,
+                             PrefetchWalk& ahead) noexcept {
+  constexpr int kKeys = 4;
+  const auto block = [&]<int kRows>(std::int64_t r) {
+    for (std::int64_t first = 0; first < width; first += kLanes) {
+      Vec lanes[kRows][kLanes];
+      for (std::int64_t j = 0; j < kLanes; j += kKeys) {
+        Vec sum[kRows][kKeys];
+        QUIRE_UNROLL
+        for (int i = 0; i < kRows; ++i) {
+          QUIRE_UNROLL
+          for (int k = 0; k < kKeys; ++k) sum[i][k] = zero();
+        }
+        const T* const* keys = rows + first + j;
+        for (std::int64_t d = 0; d < dims; d += kLanes) {
+          Vec x[kKeys];
+          QUIRE_UNROLL
+          for (int k = 0; k < kKeys; ++k) x[k] = load_row(keys[k] + d);
+          ahead.step();
+          ahead.step();
+          QUIRE_UNROLL
+          for (int i = 0; i < kRows; ++i) {
+            const Vec factor = load(q + (r + i) * q_stride + d);
+            QUIRE_UNROLL
+            for (int k = 0; k < kKeys; ++k) sum[i][k] = fma(x[k], factor, sum[i][k]);
+          }
+        }
+        QUIRE_UNROLL
+        for (int i = 0; i < kRows; ++i) {
+          QUIRE_UNROLL
+          for (int k = 0; k < kKeys; ++k) lanes[i][j + k] = sum[i][k];
+        }
+      }
+      QUIRE_UNROLL
+      for (int i = 0; i < kRows; ++i) store(s + (r + i) * width + first, add_lanes(lanes[i]));
+    }
+  };
+  std::int64_t r = 0;
+  for (; r + 4 <= num_rows; r += 4) block.template operator()<4>(r);
+  for (; r + 2 <= num_rows; r += 2) block.template operator()<2>(r);
+  for (; r < num_rows; ++r) block.template operator()<1>(r);
+}
+
+template <class Ops, class T>
+class ChunkOfHead : public ScoresOfChunk<Ops> {
+ public:
+  ChunkOfHead(const AttendCall& call, const WorkItem& item, const SequenceView& sequence,
+              const Scratch& scratch, PrefetchWalk& ahead) noexcept
+      : ScoresOfChunk<Ops>(call, item, sequence),
+        scratch_(scratch),
+        ahead_(ahead),
+        tiled_(call.cache.format.layout == KvLayoutId::kPairTiled) {}
+
+  // Each call begins another chunk or head, which must stay where it is until it is done with.
+  void begin(const Chunk& chunk, std::int64_t kv_head) noexcept {
+    this->begin_scores(chunk, kv_head);
+    k_ = static_cast<const T*>(call_.cache.k) + kv_head * call_.cache.k_strides.head;
+    v_ = static_cast<const T*>(call_.cache.v) + kv_head * call_.cache.v_strides.head;
+    k_packed_ = v_packed_ = false;
+    v_finite_ = Finite::kUnknown;
+    num_tiles_ = 0;
+    if (!tiled_) return;
+    find_units<true>(k_, chunk.k, chunk.width, k_units_);
+    if (call_.cache.format.v_in_k) {
+      find_units<true>(v_, chunk.v, chunk.width, v_units_);
+    } else {
+      find_units<false>(v_, chunk.v, chunk.width, v_units_);
+    }
+    while (num_tiles_ < chunk.width / kPairTile && k_units_[num_tiles_] != nullptr) ++num_tiles_;
+  }
+
+  // The rows of a head that go through the chunk together, or none (num_vectors is 0) if they see
+  // nothing of it. Blocks with other buffers may be under way at the same time.
+  RowBlock<Ops> row_block(const HeadRows<Ops>& head, const RowRange& range,
+                          std::int64_t buffer) const noexcept {
+    const std::int64_t r = range.rows.begin - head.rows.begin;
+    const std::int64_t at = buffer * Ops::kRowBlock * this->chunk().width;
+    return {.kv_head = head.kv_head,
+            .rows = range.rows,
+            .q = head.q + r * head.q_stride,
+            .q_stride = head.q_stride,
+            .sums = head.sums + r * kMaxLanes,
+            .states = head.states.from(r),
+            .scores = scratch_.scores + at,
+            .weights = reinterpret_cast<typename Ops::A*>(scratch_.weights) + at,
+            .num_vectors = this->visible_vectors(range),
+            .all_visible = this->all_visible(range)};
+  }
+
+  void attend(const HeadRows<Ops>& head, const RowRanges<Ops>& ranges) noexcept {
+    for (int i = 0; i < ranges.count; ++i) {
+      const RowBlock<Ops> block = row_block(head, ranges.range[i], 0);
+      if (block.num_vectors == 0) continue;
+      score(block);
+      this->soften(block, 0, block.rows.size());
+      accumulate(block);
+    }
+  }
+
+  void score(const RowBlock<Ops>& block) noexcept {
+    score_from(block, [&](const auto& keys) {
+      Ops::multiply(block.q, false, block.q_stride, block.rows.size(), keys, block.num_vectors,
+                    block.scores, this->chunk().width, true, ahead_);
+    });
+  }
+  void accumulate(const RowBlock<Ops>& block) noexcept {
+    accumulate_from(block, [&](const auto& values, std::int64_t vectors) {
+      Ops::multiply(block.weights, this->per_token(), this->chunk().width, block.rows.size(),
+                    values, vectors, block.states.data, block.states.stride, false, ahead_);
+    });
+  }
+
+  // Calls multiply(keys) with K as it lies, or as a panel.
+  template <class Multiply>
+  void score_from(const RowBlock<Ops>& block, Multiply&& multiply) noexcept {
+    const Chunk& chunk = this->chunk();
+    const std::int64_t dims = call_.spec.head_dim;
+    if (tiled_) {
+      if (lies_in_tiles(block) && dims % Ops::kDimStep == 0) {
+        TiledKeys<Ops, T> keys;
+        keys.pairs = dims / 2;
+        std::copy_n(k_units_, chunk.width / kPairTile, keys.units);
+        multiply(keys);
+        return;
+      }
+      if (!k_packed_) pack_tiled_keys(k_units_, dims, k_panel(), chunk.width);
+    } else {
+      const T* rows[kMaxChunk];
+      if constexpr (Ops::kAlongDimsRows > 0) {
+        // f32 queries want all keys of a row summed in one order, that of the panels.
+        if (block.all_visible && block.rows.size() <= Ops::kAlongDimsRows && dims % kLanes == 0 &&
+            call_.spec.q_dtype != DType::kF32) {
+          find_rows(k_, chunk.k, chunk.width, rows);
+          score_along_dims(block.q, block.q_stride, block.rows.size(), rows, chunk.width, dims,
+                           block.scores, ahead_);
+          return;
+        }
+      }
+      if (!k_packed_) {
+        find_rows(k_, chunk.k, chunk.width, rows);
+        pack_plain_keys(rows, dims, k_panel(), chunk.width, ahead_);
+      }
+    }
+    k_packed_ = true;
+    multiply(PanelSource<Ops>{k_panel(), chunk.width, Ops::panel_pairs(dims)});
+  }
+
+  // Calls multiply(values, vectors) with V as it lies or as a panel, unless a row must not touch
+  // some of it.
+  template <class Multiply>
+  void accumulate_from(const RowBlock<Ops>& block, Multiply&& multiply) noexcept {
+    const Chunk& chunk = this->chunk();
+    const std::int64_t vectors = (call_.spec.value_dim + kLanes - 1) / kLanes;
+    if (accumulate_in_place(block, vectors, multiply)) return;
+    const std::int64_t stride = padded_dims(call_.spec.value_dim);
+    if (!v_packed_) pack_values(stride);
+    if (block.all_visible || panel_is_finite(stride)) {
+      multiply(PanelSource<Ops>{v_panel(), stride, block.num_vectors * kLanes / 2}, vectors);
+    } else {
+      Ops::accumulate_careful(block.weights, chunk.width, block.rows.size(), this->per_token(),
+                              v_panel(), stride, std::min(chunk.end, block.num_vectors * kLanes),
+                              vectors, block.states);
+    }
+  }
+
+ private:
+  using ScoresOfChunk<Ops>::call_;
+  using ScoresOfChunk<Ops>::item_;
+  enum class Finite : std::uint8_t { kUnknown, kYes, kNo };
+
+  // May the tiles of the block's keys be read in place? All must be there, if only for one key of
+  // theirs: what the others hold is masked. Tiles are read once for every block of rows; what must
+  // be converted is converted once for many.
+  bool lies_in_tiles(const RowBlock<Ops>& block) const noexcept {
+    return block.num_vectors * kLanes <= num_tiles_ * kPairTile &&
+           item_.rows.size() <= Ops::template in_place_rows<T>();
+  }
+  std::int64_t num_units() const noexcept {
+    constexpr std::int64_t kStep = Ops::kKeyStep < kPairTile ? kPairTile : Ops::kKeyStep;
+    return round_up(this->chunk().end, kStep) / kPairTile;
+  }
+  typename Ops::Panel* k_panel() const noexcept {
+    return reinterpret_cast<typename Ops::Panel*>(scratch_.k);
+  }
+  typename Ops::Panel* v_panel() const noexcept {
+    return reinterpret_cast<typename Ops::Panel*>(scratch_.v);
+  }
+  std::int64_t v_tile_stride() const noexcept {
+    return call_.cache.format.block_size * std::int64_t{kPairTile};
+  }
+
+  // V into its panel, once.
+  void pack_values(std::int64_t stride) noexcept {
+    const Chunk& chunk = this->chunk();
+    const std::int64_t dims = call_.spec.value_dim;
+    const std::int64_t num_keys = num_units() * kPairTile;
+    if (!tiled_) {
+      const T* rows[kMaxChunk];
+      find_rows(v_, chunk.v, chunk.width, rows);
+      pack_plain_values(rows, num_keys, dims, v_panel(), stride, ahead_);
+    } else {
+      if (call_.cache.format.v_in_k) {
+        pack_values_of_keys(v_units_, num_units(), dims, v_panel(), stride);
+      } else {
+        pack_tiled_values(v_units_, v_tile_stride(), num_units(), dims, v_panel(), stride);
+      }
+      if (!chunk.complete) Ops::clear_absent(chunk, num_keys, dims, v_panel(), stride);
+    }
+    v_packed_ = true;
+  }
+
+  // No infinities and NaN in V, which rows that do not see all of it must not touch.
+  bool panel_is_finite(std::int64_t stride) noexcept {
+    if (v_finite_ == Finite::kUnknown) {
+      const bool finite = Ops::all_finite(v_panel(), stride, num_units() * kPairTile,
+                                          std::int64_t{call_.spec.value_dim});
+      v_finite_ = finite ? Finite::kYes : Finite::kNo;
+    }
+    return v_finite_ == Finite::kYes;
+  }
+  bool tiles_are_finite() noexcept {
+    if (v_finite_ == Finite::kUnknown) {
+      const bool finite = all_tiles_finite(v_units_, v_tile_stride(),
+                                           std::min(num_units(), num_tiles_),
+                                           std::int64_t{call_.spec.value_dim});
+      v_finite_ = finite ? Finite::kYes : Finite::kNo;
+    }
+    return v_finite_ == Finite::kYes;
+  }
+
+  // Calls multiply(values, vectors) with V as it lies, if it may be used so.
+  template <class Multiply>
+  bool accumulate_in_place(const RowBlock<Ops>& block, std::int64_t vectors,
+                           Multiply& multiply) noexcept {
+    const Chunk& chunk = this->chunk();
+    const std::int64_t dims = call_.spec.value_dim;
+    if (tiled_) {
+      if (!lies_in_tiles(block) || call_.cache.format.v_in_k) return false;
+      if (!Ops::reads_in_place(v_units_, item_.rows.size())) return false;
+      if (!block.all_visible && !tiles_are_finite()) return false;
+      TiledValues<Ops, T> values;
+      values.tile_stride = v_tile_stride();
+      values.num_segments = block.num_vectors * kLanes / kPairTile;
+      std::copy_n(v_units_, chunk.width / kPairTile, values.units);
+      multiply(values, vectors);
+      return true;
+    }
+    if constexpr (Ops::kPlainInPlace) {
+      if (!block.all_visible || dims % kLanes != 0 ||
+          item_.rows.size() > Ops::template in_place_rows<T>()) {
+        return false;
+      }
+      const T* rows[kMaxChunk];
+      find_rows(v_, chunk.v, chunk.width, rows);
+      multiply(PlainValues<Ops, T>{rows, chunk.width / 2}, vectors);
+      return true;
+    }
+    return false;
+  }
+
+  const Scratch& scratch_;
+  PrefetchWalk& ahead_;
+  const bool tiled_;
+  const T* k_ = nullptr;  // of the head
+  const T* v_ = nullptr;
+  bool k_packed_ = false;
+  bool v_packed_ = false;
+  Finite v_finite_ = Finite::kUnknown;
+  std::int64_t num_tiles_ = 0;  // of a tiled layout: units from the first on that are there
+  const T* k_units_[kMaxChunk / kPairTile];
+  const T* v_units_[kMaxChunk / kPairTile];
+};

@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+// Blocks of rows one after the other with three under way at once, for levels whose matrix unit
+// works beside the vectors: the values of the first are added while half of the second is softened,
+// and the scores of the third computed while the other half is. Chunks follow each other without a
+// gap.
+
+// Softens rows [first, last) of a block whose scores are only scaled and masked, kRows with every
+// step of a matrix product: a part after each of its (four) products, so that both units always
+// have work.
+//
+// It takes the old maximum and looks afterwards whether that was good enough, which it nearly
+// always is; else the row is done again.
+template <class Ops, int kRows, bool kMasked>
+class QuickSoftener {
+ public:
+  static constexpr int kParts = 4;
+  static_assert(Ops::kWideChunk == kParts * 2 * kLanes);
+
+  QuickSoftener(const ScoresOfChunk<Ops>& chunk, const RowBlock<Ops>& block, std::int64_t first,
+                std::int64_t last) noexcept
+      : chunk_(chunk), block_(block), factor_(chunk.score_factor()), row_(first), last_(last) {}
+
+  // Rows in registers.
+  struct Hand {
+    struct Row {
+      const float* s;
+      KeyRange seen;
+      Vec max;
+      Vec top;  // of scores above max
+      Vec sum;
+      typename Ops::Weights weights[kParts];
+    };
+    Row row[kRows];
+  };
+
+  bool ready() const noexcept { return row_ + kRows <= last_; }
+  QUIRE_INLINE Hand take() const noexcept {
+    Hand hand;
+    QUIRE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      typename Hand::Row& row = hand.row[i];
+      row.s = block_.scores + (row_ + i) * Ops::kWideChunk;
+      if constexpr (kMasked) row.seen = chunk_.keys_of_row(block_, row_ + i);
+      float& max = block_.states.max(row_ + i);
+      if (max == kNegativeInfinity) [[unlikely]] {
+        max = first_max(row);
+      }
+      row.max = set1(max);
+      row.top = set1(kNegativeInfinity);
+      row.sum = load(block_.sums + (row_ + i) * kMaxLanes);
+    }
+    return hand;
+  }
+  template <int kPart>
+  QUIRE_INLINE void part(Hand& hand) const noexcept {
+    if (kMasked && kPart * 2 >= block_.num_vectors) return;
+    QUIRE_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      typename Hand::Row& row = hand.row[i];
+      const Vec x0 = exact_fms(score(row, kPart * 2), set1(factor_), row.max);
+      const Vec x1 = exact_fms(score(row, kPart * 2 + 1), set1(factor_), row.max);
+      row.top = max_of(x1, max_of(x0, row.top));
+      const Vec e0 = exp2<Ops::kExp2Degree>(x0);
+      const Vec e1 = exp2<Ops::kExp2Degree>(x1);
+      row.sum = add(add(row.sum, e0), e1);
+      row.weights[kPart] = Ops::round_weights(e0, e1);
+    }
+  }
+  QUIRE_INLINE void put(const Hand& hand) noexcept {
+    QUIRE_UNROLL
+    for (int i = 0; i < kRows; ++i, ++row_) {
+      const typename Hand::Row& row = hand.row[i];
+      if (any_greater(row.top, set1(kMaxSlack)) ||
+          block_.states.max(row_) == kNegativeInfinity) [[unlikely]] {
+        chunk_.soften_one(block_, row_);
+        continue;
+      }
+      store(block_.sums + row_ * kMaxLanes, row.sum);
+      typename Ops::A* p = block_.weights + row_ * Ops::kWideChunk;
+      QUIRE_UNROLL
+      for (int k = 0; k < kParts; ++k) {
+        if (kMasked && k * 2 >= block_.num_vectors) break;
+        Ops::store_weights(p + k * 2 * kLanes, row.weights[k]);
+      }
+    }
+  }
+
+  void finish() noexcept {
+    QuickSoftener<Ops, 1, kMasked> rest(chunk_, block_, row_, last_);
+    while (rest.ready()) {
+      auto hand = rest.take();
+      rest.template part<0>(hand);
+      rest.template part<1>(hand);
+      rest.template part<2>(hand);
+      rest.template part<3>(hand);
+      rest.put(hand);
+    }
+  }
+
+ private:
+  QUIRE_INLINE Vec score(const typename Hand::Row& row, std::int64_t vector) const noexcept {
+    const Vec x = load(row.s + vector * kLanes);
+    if constexpr (!kMasked) return x;
+    return keep_lanes(x, row.seen.begin - vector * kLanes, row.seen.end - vector * kLanes,
+                      set1(kNegativeInfinity));
+  }
+  // The largest score, if no chunk has been seen before: -inf where nothing is visible yet.
+  float first_max(const typename Hand::Row& row) const noexcept {
+    Vec top = set1(kNegativeInfinity);
+    for (std::int64_t i = 0; i < block_.num_vectors; ++i) top = max_of(score(row, i), top);
+    return reduce_max(mul(top, set1(factor_)));
+  }
+
+  const ScoresOfChunk<Ops>& chunk_;
+  const RowBlock<Ops>& block_;
+  const float factor_;
+  std::int64_t row_;
+  const std::int64_t last_;
+};
+
+// The same for all other scores, whole rows at once.
+template <class Ops>
+class RowSoftener {
+ public:
+  RowSoftener(const ScoresOfChunk<Ops>& chunk, const RowBlock<Ops>& block, std::int64_t first,
+              std::int64_t last, std::int64_t num_steps) noexcept
+      : chunk_(chunk),
+        block_(block),
+        row_(first),
+        last_(last),
+        rows_per_step_((last - first + num_steps - 1) / num_steps) {}
+
+  struct Hand {};
+  bool ready() const noexcept { return row_ < last_; }
+  QUIRE_INLINE Hand take() const noexcept { return {}; }
+  template <int kPart>
+  QUIRE_INLINE void part(Hand& /*hand*/) const noexcept {}
+  QUIRE_INLINE void put(const Hand& /*hand*/) noexcept {
+    const std::int64_t end = std::min(row_ + rows_per_step_, last_);
+    for (; row_ < end; ++row_) chunk_.soften_one(block_, row_);
+  }
+  void finish() noexcept {
+    for (; row_ < last_; ++row_) chunk_.soften_one(block_, row_);
+  }
+
+ private:
+  const ScoresOfChunk<Ops>& chunk_;
+  const RowBlock<Ops>& block_;
+  std::int64_t row_;
+  const std::int64_t last_;
+  const std::int64_t rows_per_step_;
+};
+
+template <class Ops, class T>
+class Pipeline {
+ public:
+  using Step = ChunkOfHead<Ops, T>;
+  // Blocks under way, the new one included; a step may be used again when it is this many old.
+  static constexpr int kDepth = 3;
+
+  explicit Pipeline(const AttendCall& call, PrefetchWalk& ahead) noexcept
+      : call_(call), ahead_(ahead) {}
+
+  // The block of rows that follows, unless it sees nothing. It takes the buffer of the one that is
+  // done by then.
+  bool push(Step& step, const HeadRows<Ops>& head, const RowRange& range) noexcept {
+    Stage next{&step, step.row_block(head, range, num_pushed_ % 2)};
+    if (next.block.num_vectors == 0) return false;
+    // Softening may scale rows, which must not be under way elsewhere.
+    if (num_waiting_ > 0 && last().block.states.data == next.block.states.data) flush();
+    ++num_pushed_;
+    stages_[num_pushed_ % kDepth] = next;
+    if (num_waiting_ == 0) {
+      step.score(next.block);
+    } else {
+      const Stage& middle = stages_[(num_pushed_ + kDepth - 1) % kDepth];
+      const std::int64_t half = num_waiting_ == 1 ? 0 : middle.block.rows.size() / 2;
+      if (num_waiting_ > 1) {
+        accumulate_while_softening(stages_[(num_pushed_ + kDepth - 2) % kDepth], middle, half);
+      }
+      score_while_softening(last(), middle, half);
+    }
+    num_waiting_ = std::min(num_waiting_ + 1, kDepth - 1);
+    return true;
+  }
+
+  // Everything that is under way.
+  void flush() noexcept {
+    if (num_waiting_ == 0) return;
+    const std::int64_t num_rows = last().block.rows.size();
+    if (num_waiting_ > 1) {
+      accumulate_while_softening(stages_[(num_pushed_ + kDepth - 1) % kDepth], last(), num_rows);
+    } else {
+      last().step->soften(last().block, 0, num_rows);
+    }
+    last().step->accumulate(last().block);
+    num_waiting_ = 0;
+  }
+
+ private:
+  struct Stage {
+    Step* step = nullptr;
+    RowBlock<Ops> block;
+  };
+
+  const Stage& last() const noexcept { return stages_[num_pushed_ % kDepth]; }
+
+  // Calls work(softener) with one for rows [first, last) of a block, and lets it finish.
+  template <class Work>
+  static void with_softener(const Stage& stage, std::int64_t first, std::int64_t last,
+                            std::int64_t num_steps, Work&& work) noexcept {
+    const RowBlock<Ops>& block = stage.block;
+    const auto run = [&](auto softener) {
+      work(softener);
+      softener.finish();
+    };
+    const auto run_quick = [&]<int kRows>() {
+      block.all_visible ? run(QuickSoftener<Ops, kRows, false>(*stage.step, block, first, last))
+                        : run(QuickSoftener<Ops, kRows, true>(*stage.step, block, first, last));
+    };
+    if (!stage.step->only_scaled()) {
+      run(RowSoftener<Ops>(*stage.step, block, first, last, num_steps));
+    } else if (last - first <= num_steps) {
+      run_quick.template operator()<1>();
+    } else {
+      run_quick.template operator()<2>();
+    }
+  }
+
+  // The scores of one block, and the rows of another from `first` on softened meanwhile.
+  void score_while_softening(const Stage& stage, const Stage& other, std::int64_t first) noexcept {
+    const RowBlock<Ops>& block = stage.block;
+    const std::int64_t num_steps =
+        block.num_vectors / 2 * (padded_dims(call_.spec.head_dim) / Ops::kDimStep);
+    with_softener(other, first, other.block.rows.size(), num_steps, [&](auto& meanwhile) {
+      if (block.rows.size() <= Ops::kRowBlock / 2) {
+        stage.step->score(block);
+        return;
+      }
+      stage.step->score_from(block, [&]<class Keys>(const Keys& keys) {
+        if constexpr (Ops::template is_pipelined<Keys>()) {
+          Ops::multiply_meanwhile(block.q, block.q_stride, keys, block.num_vectors, block.scores,
+                                  Ops::kWideChunk, true, ahead_, meanwhile);
+        }
+      });
+    });
+  }
+
+  // The values of one block, and the rows of another up to `last` softened meanwhile.
+  void accumulate_while_softening(const Stage& stage, const Stage& other,
+                                  std::int64_t last) noexcept {
+    const RowBlock<Ops>& block = stage.block;
+    const std::int64_t columns = (call_.spec.value_dim + 2 * kLanes - 1) / (2 * kLanes);
+    const std::int64_t num_steps = columns * (block.num_vectors * kLanes / Ops::kKeyStep);
+    with_softener(other, 0, last, num_steps, [&](auto& meanwhile) {
+      if (stage.step->per_token() || block.rows.size() <= Ops::kRowBlock / 2) {
+        stage.step->accumulate(block);
+        return;
+      }
+      stage.step->accumulate_from(block, [&]<class Values>(const Values& values,
+                                                           std::int64_t vectors) {
+        if constexpr (Ops::template is_pipelined<Values>()) {
+          Ops::multiply_meanwhile(block.weights, Ops::kWideChunk, values, vectors,
+                                  block.states.data, block.states.stride, false, ahead_, meanwhile);
+        }
+      });
+    });
+  }
+
+  const AttendCall& call_;
+  PrefetchWalk& ahead_;
+  Stage stages_[kDepth];
+  int num_pushed_ = 0;
+  int num_waiting_ = 0;  // pushed and not done, at most two
+};
