@@ -12,19 +12,10 @@
 namespace quire {
 namespace {
 
-// Long enough to bridge the pause between two layers, short enough to give the core back when the
-// step is over: 14 to 50 us, as a pause takes 40 to 140 cycles.
+// How often threads look before they park: long enough to bridge the pause between two layers, short
+// enough to give the core back when the step is over. 14 to 50 us, as a pause takes 40 to 140
+// cycles.
 constexpr int kSpins = 1000;
-
-// Returns when `value` differs from `old`.
-template <class T>
-void wait_for_change(const std::atomic<T>& value, T old) noexcept {
-  for (int i = 0; i < kSpins; ++i) {
-    if (value.load(std::memory_order_acquire) != old) return;
-    spin_pause();
-  }
-  value.wait(old, std::memory_order_acquire);
-}
 
 void require_cpus(std::span<const int> cpus) {
   cpu_set_t allowed;
@@ -48,8 +39,9 @@ void pin(std::thread& thread, int cpu) {
 
 Executor::~Executor() = default;
 
-ThreadPool::ThreadPool(int num_threads, std::span<const int> cpus) : num_threads_(num_threads) {
-  QUIRE_CHECK(num_threads >= 1);
+ThreadPool::ThreadPool(int num_threads, std::span<const int> cpus)
+    : num_threads_(num_threads), places_(new Place[static_cast<std::size_t>(num_threads)]) {
+  QUIRE_CHECK(num_threads >= 1 && num_threads < 1 << kShareBits);
   require_cpus(cpus);
   try {
     threads_.reserve(static_cast<std::size_t>(num_threads) - 1);
@@ -80,69 +72,85 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::stop() noexcept {
   stopping_.store(true, std::memory_order_relaxed);
-  generation_.fetch_add(1, std::memory_order_release);
-  generation_.notify_all();
+  open_run(0);
   for (std::thread& thread : threads_) thread.join();
 }
 
-void ThreadPool::run_erased(std::int64_t num_items, const Task& task) {
-  if (num_items <= 0) return;
+// Whether the place was free in this run. Who comes with an old run finds that it is not.
+bool ThreadPool::claim(Place& place, RunId run) noexcept {
+  RunId last = place.claimed.load(std::memory_order_relaxed);
+  return last < run &&
+         place.claimed.compare_exchange_strong(last, run, std::memory_order_acq_rel,
+                                               std::memory_order_relaxed);
+}
+
+void ThreadPool::open_run(int num_shares) noexcept {
+  const RunId count = (run_.load(std::memory_order_relaxed) >> kShareBits) + 1;
+  const RunId run = (count << kShareBits) | static_cast<RunId>(num_shares);
+  run_.store(run, std::memory_order_release);
+  count_.store(count_of(run), std::memory_order_release);
+  count_.notify_all();
+}
+
+void ThreadPool::run_erased(int num_shares, const Task& task) {
+  if (num_shares <= 0) return;
   const std::lock_guard lock(run_mutex_);
-  const auto num_workers = static_cast<int>(std::min<std::int64_t>(num_threads_, num_items));
-  if (num_workers == 1) {
-    for (std::int64_t i = 0; i < num_items; ++i) task.call(task.context, i, 0);
+  if (num_shares == 1) {
+    task.call(task.context, 0);
+    return;
+  }
+  if (executor_ != nullptr) {
+    executor_->run(num_shares, task.call, task.context);
     return;
   }
   task_ = task;
-  num_items_ = num_items;
-  next_item_.store(0, std::memory_order_relaxed);
-  if (executor_ != nullptr) {
-    run_on_executor(num_workers);
-    return;
+  open_run(num_shares);
+  const RunId run = run_.load(std::memory_order_relaxed);
+  task.call(task.context, 0);
+  for (int i = 1; i < num_shares; ++i) {
+    Place& place = places_[static_cast<std::size_t>(i)];
+    if (!claim(place, run)) continue;
+    task.call(task.context, i);
+    place.finished.store(count_of(run), std::memory_order_relaxed);
   }
-  num_finished_.store(0, std::memory_order_relaxed);
-  const int places = num_workers - 1;
-  num_places_.store(places, std::memory_order_release);
-  generation_.fetch_add(1, std::memory_order_release);
-  generation_.notify_all();
-  work(0);
-  // Nobody joins from here on; those who did are waited for.
-  const int places_left = num_places_.exchange(0, std::memory_order_acq_rel);
-  const int num_joined = places - std::max(places_left, 0);
-  for (int finished = num_finished_.load(std::memory_order_acquire); finished != num_joined;
-       finished = num_finished_.load(std::memory_order_acquire)) {
-    wait_for_change(num_finished_, finished);
+  for (int i = 1; i < num_shares; ++i) {
+    const std::atomic<std::uint32_t>& finished = places_[static_cast<std::size_t>(i)].finished;
+    std::uint32_t last = finished.load(std::memory_order_acquire);
+    for (int spins = 0; last != count_of(run); ++spins) {
+      if (spins < kSpins) {
+        spin_pause();
+      } else {
+        finished.wait(last, std::memory_order_acquire);
+      }
+      last = finished.load(std::memory_order_acquire);
+    }
   }
 }
 
-void ThreadPool::run_on_executor(int num_workers) {
-  executor_->run(
-      num_workers,
-      [](void* pool, int index) noexcept { static_cast<ThreadPool*>(pool)->work(index); }, this);
-}
-
-void ThreadPool::work(int thread) noexcept {
-  const std::int64_t num_items = num_items_;
-  for (;;) {
-    const std::int64_t item = next_item_.fetch_add(1, std::memory_order_relaxed);
-    if (item >= num_items) return;
-    task_.call(task_.context, item, thread);
+// Returns when there is another run than the one seen.
+ThreadPool::RunId ThreadPool::wait_for_run(RunId seen) const noexcept {
+  for (int i = 0;; ++i) {
+    const RunId run = run_.load(std::memory_order_acquire);
+    if (run != seen) return run;
+    if (i < kSpins) {
+      spin_pause();
+    } else {
+      count_.wait(count_of(seen), std::memory_order_acquire);
+    }
   }
 }
 
 void ThreadPool::thread_main(int thread) noexcept {
-  std::uint32_t seen = 0;
+  Place& place = places_[static_cast<std::size_t>(thread)];
+  RunId run = 0;
   for (;;) {
-    wait_for_change(generation_, seen);
-    seen = generation_.load(std::memory_order_acquire);
+    run = wait_for_run(run);
     if (stopping_.load(std::memory_order_relaxed)) return;
-    // A look first, so that those who come too late do not fight for the line. The place taken may
-    // be one of a later run than the one seen, which is as good.
-    if (num_places_.load(std::memory_order_relaxed) <= 0) continue;
-    if (num_places_.fetch_sub(1, std::memory_order_acq_rel) <= 0) continue;
-    work(thread);
-    num_finished_.fetch_add(1, std::memory_order_acq_rel);
-    num_finished_.notify_one();
+    const auto num_shares = static_cast<int>(run & ((1U << kShareBits) - 1));
+    if (thread >= num_shares || !claim(place, run)) continue;
+    task_.call(task_.context, thread);
+    place.finished.store(count_of(run), std::memory_order_release);
+    place.finished.notify_one();
   }
 }
 

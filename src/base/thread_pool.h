@@ -2,18 +2,21 @@
 // A fixed set of threads that work through numbered items: own ones, or those of an executor that
 // the caller of the library brings.
 //
-// The caller works too, so a pool of n has n - 1 threads of its own. Items are handed out in order
-// by one counter: put the longest first. Idle threads spin shortly, since the next layer's call
-// usually follows within microseconds, then park. A run waits for the threads that joined it and
-// for no other: one that still sleeps when the items are gone is not missed. A run allocates
-// nothing.
+// The caller works too, as thread 0, so a pool of n has n - 1 threads of its own. Idle threads spin
+// shortly, since the next layer's call usually follows within microseconds, then park.
 //
-// Thread safety: run() may be called from several threads; calls take turns. It must not be called
-// from inside an item.
+// A run is one share for each thread that takes part. A thread claims its own; what nobody has
+// claimed when the caller is done with its share, the caller does too. So a thread that still
+// sleeps is not waited for, and no counter is fought for: every thread has a line of its own, which
+// only the caller looks at. A run allocates nothing.
+//
+// Thread safety: runs may be started from several threads; they take turns. None must be started
+// from inside another.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <span>
 #include <thread>
@@ -36,7 +39,7 @@ class ThreadPool {
   // Thread i of the pool, from 1 on, is pinned to cpus[i % size] unless there are none; the
   // caller's own thread stays where it is. Throws Error(kOutOfMemory) if the system does not give
   // so many threads, Error(kInvalidArgument) if it does not give such a CPU.
-  // REQUIRES: num_threads >= 1.
+  // REQUIRES: 1 <= num_threads < 65536.
   explicit ThreadPool(int num_threads, std::span<const int> cpus = {});
   // The threads of `executor`, which must outlive the pool. REQUIRES: num_threads >= 1.
   ThreadPool(Executor& executor, int num_threads);
@@ -48,44 +51,73 @@ class ThreadPool {
 
   // Calls f(item, thread) for every item of [0, num_items), thread of [0, num_threads()), and
   // returns when all have finished. Two calls with the same thread never overlap. f must not throw.
+  // No more items than threads: item i is thread i's, which may find its data in its caches. More:
+  // they are handed out in order, so put the longest first.
   template <class F>
   void run(std::int64_t num_items, F&& f) {
     static_assert(std::is_nothrow_invocable_v<F&, std::int64_t, int>);
-    run_erased(num_items, {.call =
-                               [](void* context, std::int64_t item, int thread) noexcept {
-                                 (*static_cast<std::remove_reference_t<F>*>(context))(item, thread);
-                               },
-                           .context = const_cast<void*>(static_cast<const void*>(&f))});
+    if (num_items <= num_threads_) {
+      run_shares(static_cast<int>(num_items), [&](int thread) noexcept { f(thread, thread); });
+      return;
+    }
+    alignas(64) std::atomic<std::int64_t> next_item{0};
+    run_shares(num_threads_, [&](int thread) noexcept {
+      for (;;) {
+        const std::int64_t item = next_item.fetch_add(1, std::memory_order_relaxed);
+        if (item >= num_items) return;
+        f(item, thread);
+      }
+    });
+  }
+
+  // Calls f(thread) for every thread of [0, num_shares). REQUIRES: num_shares <= num_threads().
+  template <class F>
+  void run_shares(int num_shares, F&& f) {
+    static_assert(std::is_nothrow_invocable_v<F&, int>);
+    run_erased(num_shares, {.call =
+                                [](void* context, int thread) noexcept {
+                                  (*static_cast<std::remove_reference_t<F>*>(context))(thread);
+                                },
+                            .context = const_cast<void*>(static_cast<const void*>(&f))});
   }
 
  private:
   struct Task {
-    void (*call)(void* context, std::int64_t item, int thread) noexcept = nullptr;
+    void (*call)(void* context, int thread) noexcept = nullptr;
     void* context = nullptr;
   };
+  // A run as one number that grows: how many there were before, and its shares.
+  using RunId = std::uint64_t;
+  static constexpr int kShareBits = 16;
 
+  // The share of one thread.
+  struct alignas(64) Place {
+    std::atomic<RunId> claimed{0};            // the last run that somebody claimed it of
+    std::atomic<std::uint32_t> finished{0};   // the count of the last run that it was done of
+  };
+
+  static std::uint32_t count_of(RunId run) noexcept {
+    return static_cast<std::uint32_t>(run >> kShareBits);
+  }
+  static bool claim(Place& place, RunId run) noexcept;
+  void open_run(int num_shares) noexcept;
+  RunId wait_for_run(RunId seen) const noexcept;
   void stop() noexcept;
-  void run_erased(std::int64_t num_items, const Task& task);
-  void run_on_executor(int num_workers);
-  void work(int thread) noexcept;
+  void run_erased(int num_shares, const Task& task);
   void thread_main(int thread) noexcept;
 
   const int num_threads_;
   Executor* const executor_ = nullptr;
   std::mutex run_mutex_;  // one run at a time
+  std::unique_ptr<Place[]> places_;  // [num_threads]
   std::vector<std::thread> threads_;
 
-  // Written by run_erased before it opens a run, read by the threads that joined it, and left alone
-  // until all of those have finished.
-  Task task_;
-  std::int64_t num_items_ = 0;
-
-  // Places for threads in the open run: one that takes a place while there are some has joined.
-  alignas(64) std::atomic<int> num_places_{0};
-  alignas(64) std::atomic<std::uint32_t> generation_{0};  // of runs; what idle threads wait for
-  alignas(64) std::atomic<std::int64_t> next_item_{0};
-  alignas(64) std::atomic<int> num_finished_{0};
+  // One line, which idle threads look at. The task is written before its run is opened, and left
+  // alone until all shares are done: who has claimed one may read it.
+  alignas(64) std::atomic<RunId> run_{0};
+  std::atomic<std::uint32_t> count_{0};  // of runs; what parked threads wait for
   std::atomic<bool> stopping_{false};
+  Task task_;
 };
 
 }  // namespace quire

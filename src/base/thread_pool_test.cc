@@ -32,6 +32,28 @@ TEST(ThreadPool, RunsEveryItemOnceOnAValidThread) {
   }
 }
 
+TEST(ThreadPool, EveryShareIsDoneOnce) {
+  ThreadPool pool(6);
+  for (int round = 0; round < 2000; ++round) {
+    const int num_shares = round % 7;
+    std::atomic<int> runs[6] = {};
+    pool.run_shares(num_shares, [&](int thread) noexcept { ++runs[thread]; });
+    for (int i = 0; i < 6; ++i) ASSERT_EQ(runs[i], i < num_shares ? 1 : 0) << round;
+  }
+}
+
+// As many items as threads: what a thread wrote it finds again.
+TEST(ThreadPool, ItemsBelongToThreads) {
+  ThreadPool pool(4);
+  std::atomic<int> others{0};
+  for (int round = 0; round < 100; ++round) {
+    pool.run(4, [&](std::int64_t item, int thread) noexcept {
+      if (item != thread) ++others;
+    });
+  }
+  EXPECT_EQ(others, 0);
+}
+
 TEST(ThreadPool, WhatItemsWroteIsVisibleAfterRun) {
   ThreadPool pool(4);
   std::vector<std::int64_t> values(257);

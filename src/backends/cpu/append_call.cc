@@ -10,10 +10,11 @@ namespace {
 
 // Rows of a share, before its borders move: a tile.
 constexpr std::int64_t kShareRows = kPairTile;
-// New K and V that one thread stores in the time that waking others takes.
-constexpr std::int64_t kAloneBytes = 32 << 10;
+// New K and V that one thread stores in the time that others take to join. In tiles the 256 bytes
+// of a row of K fall on 64 lines, which may lie in caches of others.
+constexpr std::int64_t kAloneBytes = 4 << 10;
 // Of one share at least, so that taking the next one costs nothing.
-constexpr std::int64_t kShareBytes = 4 << 10;
+constexpr std::int64_t kShareBytes = 1 << 10;
 // Shares per thread, so that a late one delays the others little.
 constexpr std::int64_t kSharesPerThread = 4;
 // Stored K and V from which on attend does not find them in a cache anyway.

@@ -458,10 +458,11 @@ TEST(AppendShares, CoverEveryRowAndHeadOnceAndKeepTilesWhole) {
   }
 }
 
-TEST(AppendShares, AFewTokensStayOnOneThread) {
-  std::vector<std::int64_t> slots(8);
-  for (std::size_t i = 0; i < slots.size(); ++i) slots[i] = static_cast<std::int64_t>(i) * 32;
+TEST(AppendShares, OneTokenStaysOnOneThread) {
+  std::vector<std::int64_t> slots{32};
   EXPECT_EQ(make_append_shares(call_of(slots, 8, 128), 64).size(), 1);
+  slots.push_back(64);
+  EXPECT_EQ(make_append_shares(call_of(slots, 8, 128), 64).size(), 8);
   slots.resize(64, 7);
   EXPECT_GT(make_append_shares(call_of(slots, 8, 128), 64).size(), 16);
   EXPECT_EQ(make_append_shares(call_of({}, 8, 128), 64).size(), 0);

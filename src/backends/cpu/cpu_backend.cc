@@ -277,11 +277,18 @@ void finish_item(const Level& level, const AttendCall& call, const CpuPrepared& 
 
 // What one thread does: takes parts of items until none is left, then merges. While there are
 // plenty, it takes the next before it begins one, to fetch its first keys meanwhile; the last ones
-// are left for whoever is free.
+// are left for whoever is free. Where every thread has one part, the parts are shared out already.
 void attend_parts(const Level& level, const AttendCall& call, const CpuPrepared& prepared,
-                  std::atomic<std::int64_t>& counter, const Scratch& scratch) noexcept {
+                  std::atomic<std::int64_t>& counter, int thread) noexcept {
   const WorkOrder& order = prepared.order;
+  const Scratch scratch = prepared.scratch(thread);
   const auto take = [&counter] { return counter.fetch_add(1, std::memory_order_relaxed); };
+  if (order.one_each()) {
+    const WorkItem part = item_part_at(prepared.plan_spec, prepared.plan, order, thread);
+    if (part.kv_heads.size() > 0) level.attend_item(call, part, nullptr, scratch);
+    finish_item(level, call, prepared, part, scratch);
+    return;
+  }
   const auto item_at = [&](std::int64_t index) {
     return index < order.num_parts ? item_part_at(prepared.plan_spec, prepared.plan, order, index)
                                    : WorkItem{};
@@ -352,7 +359,12 @@ class CpuBackend final : public HostBackend {
   void do_append(const PreparedBatch& prepared, const NewKv& new_kv, const KvCacheView& cache,
                  Stream) override {
     const AppendCall call = make_append_call(new_kv, cache, prepared.batch().kv.slots);
-    const AppendShares shares = make_append_shares(call, pool_.num_threads());
+    AppendShares shares = make_append_shares(call, pool_.num_threads());
+    // A sequence alone whose heads are shared out: who reads them has their lines.
+    const CpuPrepared& mine = self(prepared);
+    if (shares.size() == 1 && mine.order.one_each() && mine.order.num_sequences == 1) {
+      shares.num_head_groups = mine.order.num_parts;
+    }
     pool_.run(shares.size(), [&](std::int64_t index, int) noexcept {
       level_.append_rows(call, append_share(call, shares, index));
     });
@@ -370,8 +382,8 @@ class CpuBackend final : public HostBackend {
     for (std::int64_t i = 0; i < mine.num_merges(); ++i) new (&mine.done[i]) std::atomic<int>(0);
     alignas(64) std::atomic<std::int64_t> next_part{0};
     const std::int64_t num_workers = std::min(mine.order.num_threads, mine.order.num_parts);
-    pool_.run(num_workers, [&](std::int64_t, int thread) noexcept {
-      attend_parts(level_, call, mine, next_part, mine.scratch(thread));
+    pool_.run_shares(static_cast<int>(num_workers), [&](int thread) noexcept {
+      attend_parts(level_, call, mine, next_part, thread);
     });
   }
 

@@ -104,7 +104,9 @@ void order_work(const PlanSpec& spec, const BatchPlan& plan, int num_threads,
   sort_sequences(class_sizes, order);
 
   order.num_threads = std::clamp<std::int64_t>(total_cost / kMinPartCost, 1, num_threads);
-  const std::int64_t wanted = order.num_threads == 1 ? 1 : kPartsPerThread * order.num_threads;
+  // The parts of a single item are all alike.
+  const std::int64_t per_thread = order.num_threads == 1 || num_items == 1 ? 1 : kPartsPerThread;
+  const std::int64_t wanted = per_thread * order.num_threads;
   order.max_cut = num_items == 0 || wanted <= num_items ? 1 : ceil_div(wanted, num_items);
 
   WorkOffsets sum;

@@ -4,8 +4,9 @@
 // The plan says what is computed together and where the keys are split, from each sequence alone:
 // that decides the bits. This decides the rest, from the whole batch and the number of threads:
 //   - Sequences with the costliest items come first, so that short work fills up the end.
-//   - Where there are too few items for all threads, the kv heads of each are cut into parts. The
-//     bits of a head do not depend on the heads beside it.
+//   - Where there are too few items for all threads, the kv heads of each are cut into parts: one
+//     for each thread of a single item, more of several. The bits of a head do not depend on the
+//     heads beside it.
 //   - Merging the splits of a unit is work too, one part for each kv head, after all items.
 //
 // Everything lies in memory of the caller; nothing allocates or throws.
@@ -31,6 +32,11 @@ struct WorkOrder {
   std::int32_t* sequences = nullptr;  // [num_sequences] costliest items first
   WorkOffsets* offsets = nullptr;     // [num_sequences + 1] of all sequences before, in this order
   std::uint8_t* costs = nullptr;      // [num_sequences], of order_work
+
+  // Every thread has one part, and nobody waits for another's.
+  bool one_each() const noexcept {
+    return num_threads > 1 && num_parts <= num_threads && num_merges == 0;
+  }
 };
 
 // Bytes of an order of up to max_sequences, and the order in them. REQUIRES: 8-byte alignment.

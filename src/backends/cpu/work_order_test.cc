@@ -120,12 +120,19 @@ TEST(WorkOrder, RandomBatchesAreComplete) {
 TEST(WorkOrder, FewItemsAreCutByHeads) {
   const PlanSpec spec = make_spec(32, 8);
   EXPECT_EQ(Ordered(spec, {{1, 1024}}, 1).order.num_parts, 1);
-  EXPECT_EQ(Ordered(spec, {{1, 1024}}, 2).order.num_parts, 4);
+  EXPECT_FALSE(Ordered(spec, {{1, 1024}}, 1).order.one_each());
+  EXPECT_EQ(Ordered(spec, {{1, 1024}}, 2).order.num_parts, 2);
+  EXPECT_TRUE(Ordered(spec, {{1, 1024}}, 2).order.one_each());
   EXPECT_EQ(Ordered(spec, {{1, 1024}}, 16).order.num_parts, 8);
+  EXPECT_TRUE(Ordered(spec, {{1, 1024}}, 16).order.one_each());
+  // Several may be of unequal length.
+  EXPECT_EQ(Ordered(spec, {{1, 1024}, {1, 700}}, 2).order.num_parts, 4);
+  EXPECT_FALSE(Ordered(spec, {{1, 1024}, {1, 700}}, 2).order.one_each());
   // 64 splits are enough for 16 threads.
   const Ordered long_one(spec, {{1, 32768}}, 16);
   EXPECT_EQ(long_one.order.num_parts, 64);
   EXPECT_EQ(long_one.order.num_merges, 8);
+  EXPECT_FALSE(Ordered(spec, {{1, 32768}}, 1000).order.one_each());  // merges wait for others
 }
 
 TEST(WorkOrder, TinyWorkStaysOnOneThread) {

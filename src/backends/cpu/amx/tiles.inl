@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pairs of bf16 by AMX tiles: C [16 x 16 f32] += A [16 x 32 bf16] B [16 pairs x 16 columns].
-// Registers: C 0..3 (two row tiles x two column tiles), A 4 and 5, B 6 and 7.
+// Registers: C 0..3 (two row tiles x two column tiles), A 4 and 5, B 6 and 7; for few rows C 0 and
+// 1, A 2..5, B 6 and 7.
 
 struct alignas(64) TileConfig {
   std::uint8_t palette = 1;
@@ -185,12 +186,12 @@ struct AmxDot : Bf16Base {
     if constexpr (kTwoRows && kTwoColumns) QUIRE_TILE_STORE(3, c1 + 16, c_stride * 4);
   }
 
+  // Columns from `column` on.
   template <int kRowTiles, bool kLow, int kFetch, class B, class Meanwhile>
   QUIRE_INLINE static void multiply_rows(const BFloat16* a, std::int64_t a_stride, const B& b,
-                                         std::int64_t num_vectors, float* c, std::int64_t c_stride,
-                                         bool from_zero, PrefetchWalk& ahead,
+                                         std::int64_t column, std::int64_t num_vectors, float* c,
+                                         std::int64_t c_stride, bool from_zero, PrefetchWalk& ahead,
                                          Meanwhile& meanwhile) noexcept {
-    std::int64_t column = 0;
     for (; column + 2 <= num_vectors; column += 2) {
       multiply_tiles<kRowTiles, 2, kLow, 2 * kFetch>(a, a_stride, b, column, c, c_stride, from_zero,
                                                      ahead, meanwhile);
@@ -201,6 +202,84 @@ struct AmxDot : Bf16Base {
     }
   }
 
+  // C tile 0 or 1 += A tile kA times B tile 6 or 7.
+  template <int kA>
+  QUIRE_INLINE static void dot_left() noexcept {
+    if constexpr (kA == 2) QUIRE_TILE_DOT(0, 2, 6);
+    if constexpr (kA == 3) QUIRE_TILE_DOT(0, 3, 6);
+    if constexpr (kA == 4) QUIRE_TILE_DOT(0, 4, 6);
+    if constexpr (kA == 5) QUIRE_TILE_DOT(0, 5, 6);
+  }
+  template <int kA>
+  QUIRE_INLINE static void dot_right() noexcept {
+    if constexpr (kA == 2) QUIRE_TILE_DOT(1, 2, 7);
+    if constexpr (kA == 3) QUIRE_TILE_DOT(1, 3, 7);
+    if constexpr (kA == 4) QUIRE_TILE_DOT(1, 4, 7);
+    if constexpr (kA == 5) QUIRE_TILE_DOT(1, 5, 7);
+  }
+
+  // Up to 16 rows with A in tiles 2..5 for all columns, kSteps of them, and as many again with
+  // kLow. What B must be converted to is converted one step ahead, so that no tile waits for it.
+  // Returns the columns done: all but one, if their number is odd.
+  template <int kSteps, bool kLow, int kLines, class B>
+  static std::int64_t multiply_few(const BFloat16* a, std::int64_t a_stride, const B& b,
+                                   std::int64_t num_vectors, float* c, std::int64_t c_stride,
+                                   bool from_zero, PrefetchWalk& ahead) noexcept {
+    static_assert(kSteps * (kLow ? 2 : 1) <= 4);
+    constexpr int kLow2 = kLow ? 2 + kSteps : 6;  // the first tile of the low part
+    alignas(64) BFloat16 buffers[2][2][512];
+    if (num_vectors < 2) return 0;
+    QUIRE_TILE_LOAD(2, a, a_stride * 2);
+    if constexpr (kSteps > 1) QUIRE_TILE_LOAD(3, a + 32, a_stride * 2);
+    if constexpr (kSteps > 2) QUIRE_TILE_LOAD(4, a + 64, a_stride * 2);
+    if constexpr (kSteps > 3) QUIRE_TILE_LOAD(5, a + 96, a_stride * 2);
+    if constexpr (kLow && kSteps == 1) QUIRE_TILE_LOAD(3, a + kLowWeights, a_stride * 2);
+    if constexpr (kLow && kSteps == 2) {
+      QUIRE_TILE_LOAD(4, a + kLowWeights, a_stride * 2);
+      QUIRE_TILE_LOAD(5, a + kLowWeights + 32, a_stride * 2);
+    }
+    TilePlace left = place(b, 0, 0, buffers[0][0]);
+    TilePlace right = place(b, 1, 0, buffers[0][1]);
+    int parity = 0;
+    std::int64_t column = 0;
+    for (; column + 2 <= num_vectors; column += 2) {
+      float* c0 = c + column * 16;
+      if (from_zero) {
+        QUIRE_TILE_ZERO(0);
+        QUIRE_TILE_ZERO(1);
+      } else {
+        QUIRE_TILE_LOAD(0, c0, c_stride * 4);
+        QUIRE_TILE_LOAD(1, c0 + 16, c_stride * 4);
+      }
+      const auto multiply_step = [&]<int kStep>() QUIRE_INLINE_LAMBDA {
+        if constexpr (kStep >= kSteps) return;
+        constexpr bool kLast = kStep + 1 == kSteps;
+        const bool more = !kLast || column + 4 <= num_vectors;
+        const std::int64_t next_column = kLast ? column + 2 : column;
+        constexpr int kNextStep = kLast ? 0 : kStep + 1;
+        const TilePlace now[2] = {left, right};
+        parity = 1 - parity;
+        if (more) left = place(b, next_column, kNextStep, buffers[parity][0]);
+        QUIRE_TILE_STREAM(6, now[0].data, now[0].stride_bytes);
+        dot_left<2 + kStep>();
+        dot_left<kLow2 + kStep>();
+        if constexpr (kLines > 0) ahead.template steps<kLines>();
+        if (more) right = place(b, next_column + 1, kNextStep, buffers[parity][1]);
+        QUIRE_TILE_STREAM(7, now[1].data, now[1].stride_bytes);
+        dot_right<2 + kStep>();
+        dot_right<kLow2 + kStep>();
+        if constexpr (kLines > 0) ahead.template steps<kLines>();
+      };
+      multiply_step.template operator()<0>();
+      multiply_step.template operator()<1>();
+      multiply_step.template operator()<2>();
+      multiply_step.template operator()<3>();
+      QUIRE_TILE_STORE(0, c0, c_stride * 4);
+      QUIRE_TILE_STORE(1, c0 + 16, c_stride * 4);
+    }
+    return column;
+  }
+
   // C (+)= A B; with `low` also what lies kLowWeights after A. REQUIRES: rows <= kRowBlock.
   template <class B>
   static void multiply(const BFloat16* a, bool low, std::int64_t a_stride, std::int64_t rows,
@@ -208,16 +287,28 @@ struct AmxDot : Bf16Base {
                        bool from_zero, PrefetchWalk& ahead) noexcept {
     constexpr int kLines = tile_lines(static_cast<const B*>(nullptr));
     Nothing nothing;
-    const auto multiply_all = [&]<int kRowTiles, bool kLow>() QUIRE_INLINE_LAMBDA {
-      multiply_rows<kRowTiles, kLow, kLines>(a, a_stride, b, num_vectors, c, c_stride, from_zero,
-                                             ahead, nothing);
+    const auto multiply_all = [&]<int kRowTiles, bool kLow>(std::int64_t first) {
+      multiply_rows<kRowTiles, kLow, kLines>(a, a_stride, b, first, num_vectors, c, c_stride,
+                                             from_zero, ahead, nothing);
     };
     if (rows > 16) {
-      low ? multiply_all.template operator()<2, true>()
-          : multiply_all.template operator()<2, false>();
+      low ? multiply_all.template operator()<2, true>(0)
+          : multiply_all.template operator()<2, false>(0);
+      return;
+    }
+    const auto multiply_most = [&]<int kSteps, bool kLow>() {
+      return multiply_few<kSteps, kLow, kLines>(a, a_stride, b, num_vectors, c, c_stride, from_zero,
+                                                ahead);
+    };
+    const std::int64_t steps = num_steps(b);
+    if (low) {
+      const std::int64_t done = steps == 2 ? multiply_most.template operator()<2, true>() : 0;
+      multiply_all.template operator()<1, true>(done);
     } else {
-      low ? multiply_all.template operator()<1, true>()
-          : multiply_all.template operator()<1, false>();
+      const std::int64_t done = steps == 2   ? multiply_most.template operator()<2, false>()
+                                : steps == 4 ? multiply_most.template operator()<4, false>()
+                                             : 0;
+      multiply_all.template operator()<1, false>(done);
     }
   }
 
@@ -229,7 +320,7 @@ struct AmxDot : Bf16Base {
                                  bool from_zero, PrefetchWalk& ahead,
                                  Meanwhile& meanwhile) noexcept {
     constexpr int kLines = 4;
-    multiply_rows<2, false, kLines>(a, a_stride, b, num_vectors, c, c_stride, from_zero, ahead,
+    multiply_rows<2, false, kLines>(a, a_stride, b, 0, num_vectors, c, c_stride, from_zero, ahead,
                                     meanwhile);
   }
 };
