@@ -151,6 +151,10 @@ class QUIRE_API AttentionBackend {
   virtual void do_attend(const PreparedBatch& prepared, const AttentionParams& params,
                          const TensorView& q, const KvSource& source, const AttentionOutput& output,
                          Stream stream) = 0;
+  // With new K and V, for backends that also append on their own: one after the other.
+  virtual void do_append_and_attend(const PreparedBatch& prepared, const AttentionParams& params,
+                                    const TensorView& q, const KvSource& source,
+                                    const AttentionOutput& output, Stream stream);
   virtual void do_merge(std::span<const Partial> partials, ArrayView<float> sinks,
                         const AttentionOutput& output, Stream stream) = 0;
   virtual Status do_poll(PreparedBatch& prepared);

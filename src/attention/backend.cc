@@ -140,6 +140,13 @@ void AttentionBackend::attend(const PreparedBatch& prepared, const AttentionPara
     do_attend(prepared, params, q, source, output, stream);
     return;
   }
+  do_append_and_attend(prepared, params, q, source, output, stream);
+}
+
+void AttentionBackend::do_append_and_attend(const PreparedBatch& prepared,
+                                            const AttentionParams& params, const TensorView& q,
+                                            const KvSource& source, const AttentionOutput& output,
+                                            Stream stream) {
   do_append(prepared, source.new_kv, source.cache, stream);
   do_attend(prepared, params, q, KvSource(source.cache), output, stream);
 }

@@ -126,13 +126,11 @@ void LoadedCase::call() {
     case Operation::kAttend:
       attend(cache, next_new_kv());
       break;
-    case Operation::kStep: {
-      const NewKv new_kv = next_new_kv();
+    case Operation::kStep:
       prepare();
-      if (!fused_append_) append(cache, new_kv);
-      attend(cache, new_kv);
+      backend_.attend(*prepared_, params_, q_, KvSource(cache, next_new_kv()),
+                      {.out = out_, .lse = {}});
       break;
-    }
     case Operation::kAppend:
       append(cache, next_new_kv());
       break;

@@ -21,8 +21,8 @@ ScratchLayout scratch_layout(const AttentionSpec& spec) {
   };
   ScratchLayout layout{};
   layout.q = take(kMaxStateRows * padded_dims(spec.head_dim));
-  layout.scores = take(kRowTile * kMaxChunk);
-  layout.weights = take(kRowTile * kMaxChunk);
+  layout.scores = take(kMaxScores);
+  layout.weights = take(kMaxScores);
   layout.k = take(padded_dims(spec.head_dim) * kMaxChunk);
   layout.v = take(kMaxChunk * padded_dims(spec.value_dim));
   layout.sums = take(kMaxStateRows * kMaxLanes);

@@ -16,7 +16,9 @@ namespace quire::cpu {
 // beside this one's.
 inline constexpr std::int64_t kChunk = 64;
 // The most that a level takes where it has many rows of one head.
-inline constexpr std::int64_t kMaxChunk = 128;
+inline constexpr std::int64_t kMaxChunk = 256;
+// Scores that a level has under way at once: two blocks of 32 rows of that many keys.
+inline constexpr std::int64_t kMaxScores = 2 * 32 * kMaxChunk;
 // Rows (token, head in group) of one kv head that share one pass over K and V: a multiple of the
 // rows of every level's matrix block.
 inline constexpr std::int64_t kRowTile = 192;
@@ -74,8 +76,8 @@ constexpr std::int64_t row_state_stride(std::int64_t value_dim) {
 // The memory of one thread. "Words" are f32, or pairs of bf16 where a level multiplies those.
 struct Scratch {
   float* q = nullptr;        // [kMaxStateRows, padded head_dim]
-  float* scores = nullptr;   // [row tile, kMaxChunk]
-  float* weights = nullptr;  // [row tile, kMaxChunk]
+  float* scores = nullptr;   // [kMaxScores]
+  float* weights = nullptr;  // [kMaxScores]
   float* k = nullptr;        // [padded head_dim, kMaxChunk]
   float* v = nullptr;        // [kMaxChunk, padded value_dim]
   float* sums = nullptr;     // [kMaxStateRows, kMaxLanes], lane by lane

@@ -47,14 +47,17 @@ inline void for_chunks(const AttendCall& call, const WorkItem& item, const WorkI
     if (!left.empty()) {
       locate(call, item.sequence, first_chunk(left, width), width, chunks[following]);
       if (!many_rows) ahead.add_chunk(call, chunks[following], item.kv_heads);
-    } else if (many_rows) {
-      add_rows(call, call.output.out, item, ahead);
-      if (next != nullptr) add_rows(call, call.q, *next, ahead);
-    } else if (next != nullptr && !next->keys.empty()) {
-      const std::int64_t next_width = chunk_width<Ops>(*next);
-      locate(call, next->sequence, first_chunk(next->keys, next_width), next_width,
-             chunks[following]);
-      ahead.add_chunk(call, chunks[following], next->kv_heads);
+    } else {
+      if (many_rows) {
+        add_rows(call, call.output.out, item, ahead);
+        if (next != nullptr) add_rows(call, call.q, *next, ahead);
+      }
+      if (next != nullptr && !next->keys.empty()) {
+        const std::int64_t next_width = chunk_width<Ops>(*next);
+        locate(call, next->sequence, first_chunk(next->keys, next_width), next_width,
+               chunks[following]);
+        ahead.add_chunk(call, chunks[following], next->kv_heads);
+      }
     }
     attend_chunk(chunks[current]);
     keys = left.empty() ? left : first_chunk(left, width);
@@ -69,6 +72,9 @@ inline void attend_in_turn(const AttendCall& call, const WorkItem& item, const W
                            const RowRanges<Ops>& ranges) noexcept {
   PrefetchWalk ahead;
   ChunkOfHead<Ops, T> step(call, item, sequence, scratch, ahead);
+  for (std::int64_t h = item.kv_heads.begin; h < item.kv_heads.end; ++h) {
+    clear_rows(head_rows<Ops>(call, item, scratch, h).states, item.rows.size());
+  }
   for_chunks<Ops, 1>(call, item, next, ahead, [&](const Chunk& chunk) {
     for (std::int64_t h = item.kv_heads.begin; h < item.kv_heads.end; ++h) {
       step.begin(chunk, h);
@@ -89,22 +95,33 @@ inline void attend_pipelined(const AttendCall& call, const WorkItem& item, const
                         Step(call, item, sequence, scratch, ahead),
                         Step(call, item, sequence, scratch, ahead)};
   int num_steps = 0;
+  bool begun[kMaxStateRows / Ops::kRowBlock] = {};  // blocks of all heads with something in O
   Pipeline<Ops, T> pipeline(call, ahead);
   for_chunks<Ops, kDepth>(call, item, next, ahead, [&](const Chunk& chunk) {
     for (std::int64_t h = item.kv_heads.begin; h < item.kv_heads.end; ++h) {
       const HeadRows<Ops> head = head_rows<Ops>(call, item, scratch, h);
-      Step& step = steps[num_steps % kDepth];
+      bool* head_begun = begun + (h - item.kv_heads.begin) * ranges.count;
+      Step& step = steps[num_steps++ % kDepth];
       step.begin(chunk, h);
-      bool pushed = false;
+      bool any = false;
       for (int i = 0; i < ranges.count; ++i) {
-        pushed = pipeline.push(step, head, ranges.range[i]) || pushed;
+        const bool pushed = pipeline.push(step, head, ranges.range[i], !head_begun[i]);
+        head_begun[i] = head_begun[i] || pushed;
+        any = any || pushed;
       }
       // One that nobody sees would make those under way older than they may be.
-      if (!pushed) pipeline.flush();
-      ++num_steps;
+      if (!any) pipeline.flush();
     }
   });
   pipeline.flush();
+  for (std::int64_t h = item.kv_heads.begin; h < item.kv_heads.end; ++h) {
+    const HeadRows<Ops> head = head_rows<Ops>(call, item, scratch, h);
+    for (int i = 0; i < ranges.count; ++i) {
+      if (begun[(h - item.kv_heads.begin) * ranges.count + i]) continue;
+      const IndexRange& rows = ranges.range[i].rows;
+      clear_rows(head.states.from(rows.begin - head.rows.begin), rows.size());
+    }
+  }
 }
 
 template <class Ops, class T>

@@ -13,19 +13,28 @@ void place_run(const AttendCall& call, std::int64_t block, std::int64_t token, s
   const KvCacheView& cache = call.cache;
   const std::int64_t k = element_offset(cache, KvTensor::kK, block, 0, 0, 0);
   const std::int64_t v = element_offset(cache, KvTensor::kV, block, 0, 0, 0);
-  const bool plain = cache.format.layout == KvLayoutId::kPlain;
-  const bool v_like_k = cache.format.v_in_k;
-  for (; lane < end; ++lane, ++token) {
-    chunk.block[lane] = block;
-    chunk.token[lane] = static_cast<std::int32_t>(token);
-    if (plain) {
-      chunk.k[lane] = k + token * cache.k_strides.token;
-      chunk.v[lane] = v + token * cache.v_strides.token;
-    } else {
-      const std::int64_t tiled = pair_tiled_k(cache.head_dim, token, 0);
-      chunk.k[lane] = k + tiled;
-      chunk.v[lane] = v + (v_like_k ? tiled : pair_tiled_v(cache.format.block_size, token, 0));
+  for (std::int64_t i = lane; i < end; ++i) chunk.block[i] = block;
+  for (std::int64_t i = lane; i < end; ++i) {
+    chunk.token[i] = static_cast<std::int32_t>(token + (i - lane));
+  }
+  if (cache.format.layout == KvLayoutId::kPlain) {
+    for (std::int64_t i = lane; i < end; ++i) {
+      chunk.k[i] = k + (token + (i - lane)) * cache.k_strides.token;
+      chunk.v[i] = v + (token + (i - lane)) * cache.v_strides.token;
     }
+    return;
+  }
+  while (lane < end) {  // the keys of one tile of K
+    const std::int64_t in_tile = std::min(end - lane, kPairTile - token % kPairTile);
+    const std::int64_t tiled = pair_tiled_k(cache.head_dim, token, 0);
+    for (std::int64_t i = 0; i < in_tile; ++i) chunk.k[lane + i] = k + tiled + 2 * i;
+    for (std::int64_t i = 0; i < in_tile; ++i) {
+      chunk.v[lane + i] = v + (cache.format.v_in_k
+                                   ? tiled + 2 * i
+                                   : pair_tiled_v(cache.format.block_size, token + i, 0));
+    }
+    token += in_tile;
+    lane += in_tile;
   }
 }
 

@@ -2,53 +2,6 @@
 // One chunk of one kv head, as elements T: scores of a block of rows and their values, with K and V
 // as they lie in the cache where that is possible, else as panels.
 
-// S = q.k along the dims of plain rows of K, four keys at a time; the lanes of sixteen keys are
-// then added up together.
-template <class T>
-inline void score_along_dims(const float* q, std::int64_t q_stride, std::int64_t num_rows,
-                             const T* const* rows, std::int64_t width, std::int64_t dims, float* s,
-                             PrefetchWalk& ahead) noexcept {
-  constexpr int kKeys = 4;
-  const auto block = [&]<int kRows>(std::int64_t r) {
-    for (std::int64_t first = 0; first < width; first += kLanes) {
-      Vec lanes[kRows][kLanes];
-      for (std::int64_t j = 0; j < kLanes; j += kKeys) {
-        Vec sum[kRows][kKeys];
-        QUIRE_UNROLL
-        for (int i = 0; i < kRows; ++i) {
-          QUIRE_UNROLL
-          for (int k = 0; k < kKeys; ++k) sum[i][k] = zero();
-        }
-        const T* const* keys = rows + first + j;
-        for (std::int64_t d = 0; d < dims; d += kLanes) {
-          Vec x[kKeys];
-          QUIRE_UNROLL
-          for (int k = 0; k < kKeys; ++k) x[k] = load_row(keys[k] + d);
-          ahead.step();
-          ahead.step();
-          QUIRE_UNROLL
-          for (int i = 0; i < kRows; ++i) {
-            const Vec factor = load(q + (r + i) * q_stride + d);
-            QUIRE_UNROLL
-            for (int k = 0; k < kKeys; ++k) sum[i][k] = fma(x[k], factor, sum[i][k]);
-          }
-        }
-        QUIRE_UNROLL
-        for (int i = 0; i < kRows; ++i) {
-          QUIRE_UNROLL
-          for (int k = 0; k < kKeys; ++k) lanes[i][j + k] = sum[i][k];
-        }
-      }
-      QUIRE_UNROLL
-      for (int i = 0; i < kRows; ++i) store(s + (r + i) * width + first, add_lanes(lanes[i]));
-    }
-  };
-  std::int64_t r = 0;
-  for (; r + 4 <= num_rows; r += 4) block.template operator()<4>(r);
-  for (; r + 2 <= num_rows; r += 2) block.template operator()<2>(r);
-  for (; r < num_rows; ++r) block.template operator()<1>(r);
-}
-
 template <class Ops, class T>
 class ChunkOfHead : public ScoresOfChunk<Ops> {
  public:
@@ -79,8 +32,9 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
 
   // The rows of a head that go through the chunk together, or none (num_vectors is 0) if they see
   // nothing of it. Blocks with other buffers may be under way at the same time.
-  RowBlock<Ops> row_block(const HeadRows<Ops>& head, const RowRange& range,
-                          std::int64_t buffer) const noexcept {
+  RowBlock<Ops> row_block(const HeadRows<Ops>& head, const RowRange& range, std::int64_t buffer,
+                          bool fresh) const noexcept {
+    static_assert(Ops::kRowBlock * (Ops::kPipelined ? 2 * Ops::kWideChunk : kChunk) <= kMaxScores);
     const std::int64_t r = range.rows.begin - head.rows.begin;
     const std::int64_t at = buffer * Ops::kRowBlock * this->chunk().width;
     return {.kv_head = head.kv_head,
@@ -92,12 +46,13 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
             .scores = scratch_.scores + at,
             .weights = reinterpret_cast<typename Ops::A*>(scratch_.weights) + at,
             .num_vectors = this->visible_vectors(range),
-            .all_visible = this->all_visible(range)};
+            .all_visible = this->all_visible(range),
+            .fresh = fresh};
   }
 
   void attend(const HeadRows<Ops>& head, const RowRanges<Ops>& ranges) noexcept {
     for (int i = 0; i < ranges.count; ++i) {
-      const RowBlock<Ops> block = row_block(head, ranges.range[i], 0);
+      const RowBlock<Ops> block = row_block(head, ranges.range[i], 0, false);
       if (block.num_vectors == 0) continue;
       score(block);
       this->soften(block, 0, block.rows.size());
@@ -114,7 +69,7 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
   void accumulate(const RowBlock<Ops>& block) noexcept {
     accumulate_from(block, [&](const auto& values, std::int64_t vectors) {
       Ops::multiply(block.weights, this->per_token(), this->chunk().width, block.rows.size(),
-                    values, vectors, block.states.data, block.states.stride, false, ahead_);
+                    values, vectors, block.states.data, block.states.stride, block.fresh, ahead_);
     });
   }
 
@@ -134,13 +89,13 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
       if (!k_packed_) pack_tiled_keys(k_units_, dims, k_panel(), chunk.width);
     } else {
       const T* rows[kMaxChunk];
-      if constexpr (Ops::kAlongDimsRows > 0) {
+      if constexpr (Ops::kPlainRows > 0) {
         // f32 queries want all keys of a row summed in one order, that of the panels.
-        if (block.all_visible && block.rows.size() <= Ops::kAlongDimsRows && dims % kLanes == 0 &&
-            call_.spec.q_dtype != DType::kF32) {
+        if (block.all_visible && block.rows.size() <= Ops::kPlainRows &&
+            dims % Ops::kPlainDimStep == 0 && call_.spec.q_dtype != DType::kF32) {
           find_rows(k_, chunk.k, chunk.width, rows);
-          score_along_dims(block.q, block.q_stride, block.rows.size(), rows, chunk.width, dims,
-                           block.scores, ahead_);
+          Ops::score_rows(block.q, block.q_stride, block.rows.size(), rows, chunk.width, dims,
+                          block.scores, ahead_);
           return;
         }
       }
@@ -165,6 +120,7 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
     if (block.all_visible || panel_is_finite(stride)) {
       multiply(PanelSource<Ops>{v_panel(), stride, block.num_vectors * kLanes / 2}, vectors);
     } else {
+      if (block.fresh) clear_rows(block.states, block.rows.size());
       Ops::accumulate_careful(block.weights, chunk.width, block.rows.size(), this->per_token(),
                               v_panel(), stride, std::min(chunk.end, block.num_vectors * kLanes),
                               vectors, block.states);

@@ -275,6 +275,32 @@ void finish_item(const Level& level, const AttendCall& call, const CpuPrepared& 
   if (item.num_splits > 1) prepared.done[item.merge].fetch_add(1, std::memory_order_acq_rel);
 }
 
+// A part alone.
+void attend_part(const Level& level, const AttendCall& call, const CpuPrepared& prepared,
+                 const WorkItem& part, const Scratch& scratch) noexcept {
+  if (part.kv_heads.size() > 0) level.attend_item(call, part, nullptr, scratch);
+  finish_item(level, call, prepared, part, scratch);
+}
+
+// All lines of what another thread has written, at once: one after the other they would take as
+// many times as long.
+template <class T>
+void fetch_lines(const T& object) noexcept {
+  const auto* first = reinterpret_cast<const char*>(&object);
+  for (std::size_t at = 0; at < sizeof(T); at += 64) __builtin_prefetch(first + at);
+}
+
+AttendCall make_attend_call(const PreparedBatch& prepared, const AttentionParams& params,
+                            const TensorView& q, const KvSource& source,
+                            const AttentionOutput& output) {
+  return {.spec = prepared.spec(),
+          .params = params,
+          .q = q,
+          .cache = source.cache,
+          .output = output,
+          .batch = prepared.batch()};
+}
+
 // What one thread does: takes parts of items until none is left, then merges. While there are
 // plenty, it takes the next before it begins one, to fetch its first keys meanwhile; the last ones
 // are left for whoever is free. Where every thread has one part, the parts are shared out already.
@@ -285,8 +311,7 @@ void attend_parts(const Level& level, const AttendCall& call, const CpuPrepared&
   const auto take = [&counter] { return counter.fetch_add(1, std::memory_order_relaxed); };
   if (order.one_each()) {
     const WorkItem part = item_part_at(prepared.plan_spec, prepared.plan, order, thread);
-    if (part.kv_heads.size() > 0) level.attend_item(call, part, nullptr, scratch);
-    finish_item(level, call, prepared, part, scratch);
+    attend_part(level, call, prepared, part, scratch);
     return;
   }
   const auto item_at = [&](std::int64_t index) {
@@ -373,17 +398,36 @@ class CpuBackend final : public HostBackend {
   void do_attend(const PreparedBatch& prepared, const AttentionParams& params, const TensorView& q,
                  const KvSource& source, const AttentionOutput& output, Stream) override {
     const CpuPrepared& mine = self(prepared);
-    const AttendCall call{.spec = prepared.spec(),
-                          .params = params,
-                          .q = q,
-                          .cache = source.cache,
-                          .output = output,
-                          .batch = prepared.batch()};
+    const AttendCall call = make_attend_call(prepared, params, q, source, output);
     for (std::int64_t i = 0; i < mine.num_merges(); ++i) new (&mine.done[i]) std::atomic<int>(0);
     alignas(64) std::atomic<std::int64_t> next_part{0};
     const std::int64_t num_workers = std::min(mine.order.num_threads, mine.order.num_parts);
     pool_.run_shares(static_cast<int>(num_workers), [&](int thread) noexcept {
+      fetch_lines(call);
+      fetch_lines(mine);
       attend_parts(level_, call, mine, next_part, thread);
+    });
+  }
+
+  // A sequence alone whose heads are shared out: each thread stores those that it reads.
+  void do_append_and_attend(const PreparedBatch& prepared, const AttentionParams& params,
+                            const TensorView& q, const KvSource& source,
+                            const AttentionOutput& output, Stream stream) override {
+    const CpuPrepared& mine = self(prepared);
+    const std::int64_t num_items = mine.plan.offsets[mine.plan.num_sequences].items;
+    if (num_items != 1 || !mine.order.one_each()) {
+      HostBackend::do_append_and_attend(prepared, params, q, source, output, stream);
+      return;
+    }
+    const AttendCall call = make_attend_call(prepared, params, q, source, output);
+    const AppendCall append =
+        make_append_call(source.new_kv, source.cache, prepared.batch().kv.slots);
+    pool_.run_shares(static_cast<int>(mine.order.num_parts), [&](int thread) noexcept {
+      fetch_lines(call);
+      fetch_lines(mine);
+      const WorkItem part = item_part_at(mine.plan_spec, mine.plan, mine.order, thread);
+      level_.append_rows(append, {.rows = {0, append.slots.size}, .heads = part.kv_heads});
+      attend_part(level_, call, mine, part, mine.scratch(thread));
     });
   }
 

@@ -1,6 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
 // The way to multiply that every level has: f32 factors, a pair is two fused multiply-adds. Exact
 // for every stored format.
+
+// S = q.k along the dims of plain rows of K, four keys at a time; the lanes of sixteen keys are
+// then added up together.
+template <class T>
+inline void score_along_dims(const float* q, std::int64_t q_stride, std::int64_t num_rows,
+                             const T* const* rows, std::int64_t width, std::int64_t dims, float* s,
+                             PrefetchWalk& ahead) noexcept {
+  constexpr int kKeys = 4;
+  const auto block = [&]<int kRows>(std::int64_t r) {
+    for (std::int64_t first = 0; first < width; first += kLanes) {
+      Vec lanes[kRows][kLanes];
+      for (std::int64_t j = 0; j < kLanes; j += kKeys) {
+        Vec sum[kRows][kKeys];
+        QUIRE_UNROLL
+        for (int i = 0; i < kRows; ++i) {
+          QUIRE_UNROLL
+          for (int k = 0; k < kKeys; ++k) sum[i][k] = zero();
+        }
+        const T* const* keys = rows + first + j;
+        for (std::int64_t d = 0; d < dims; d += kLanes) {
+          Vec x[kKeys];
+          QUIRE_UNROLL
+          for (int k = 0; k < kKeys; ++k) x[k] = load_row(keys[k] + d);
+          ahead.step();
+          ahead.step();
+          QUIRE_UNROLL
+          for (int i = 0; i < kRows; ++i) {
+            const Vec factor = load(q + (r + i) * q_stride + d);
+            QUIRE_UNROLL
+            for (int k = 0; k < kKeys; ++k) sum[i][k] = fma(x[k], factor, sum[i][k]);
+          }
+        }
+        QUIRE_UNROLL
+        for (int i = 0; i < kRows; ++i) {
+          QUIRE_UNROLL
+          for (int k = 0; k < kKeys; ++k) lanes[i][j + k] = sum[i][k];
+        }
+      }
+      QUIRE_UNROLL
+      for (int i = 0; i < kRows; ++i) store(s + (r + i) * width + first, add_lanes(lanes[i]));
+    }
+  };
+  std::int64_t r = 0;
+  for (; r + 4 <= num_rows; r += 4) block.template operator()<4>(r);
+  for (; r + 2 <= num_rows; r += 2) block.template operator()<2>(r);
+  for (; r < num_rows; ++r) block.template operator()<1>(r);
+}
+
 struct F32 {
   using A = float;      // of Q and of weights
   using Panel = float;  // [k][columns]
@@ -22,8 +70,9 @@ struct F32 {
     return true;
   }
   static constexpr std::int64_t kDimStep = 2;  // of head_dim, for tiles in place
-  // Rows that take products with plain rows of K along their dims; more transpose K first.
-  static constexpr std::int64_t kAlongDimsRows = 8;
+  // Rows that take products with plain rows of K as they lie; more transpose K first.
+  static constexpr std::int64_t kPlainRows = 8;
+  static constexpr std::int64_t kPlainDimStep = kLanes;
   static constexpr bool kPlainInPlace = true;  // plain rows of V
   static constexpr bool kPipelined = false;    // scores of a block while another is softened
 
@@ -45,6 +94,14 @@ struct F32 {
                        const B& b, std::int64_t num_vectors, float* c, std::int64_t c_stride,
                        bool from_zero, PrefetchWalk& ahead) noexcept {
     multiply_vectors<F32>(a, a_stride, rows, b, num_vectors, c, c_stride, from_zero, ahead);
+  }
+
+  // S = q.k of plain rows of K, all there. REQUIRES: as kPlainRows and kPlainDimStep say.
+  template <class T>
+  static void score_rows(const float* q, std::int64_t q_stride, std::int64_t num_rows,
+                         const T* const* rows, std::int64_t width, std::int64_t dims, float* s,
+                         PrefetchWalk& ahead) noexcept {
+    score_along_dims(q, q_stride, num_rows, rows, width, dims, s, ahead);
   }
 
   // Step `pair` of k: of a panel, of two rows of V, of a tile.

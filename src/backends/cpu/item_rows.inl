@@ -91,6 +91,7 @@ struct RowBlock {
   typename Ops::A* weights = nullptr;  // as scores
   std::int64_t num_vectors = 0;        // of scores, up to the last key that some row sees
   bool all_visible = false;            // every row sees every key of the chunk: no mask
+  bool fresh = false;                  // nothing has been added to O, which holds anything
 };
 
 template <class Ops>
@@ -106,12 +107,19 @@ inline HeadRows<Ops> head_rows(const AttendCall& call, const WorkItem& item, con
           .states = scratch.states.from(first)};
 }
 
+// O of some rows.
+inline void clear_rows(const RowStates& states, std::int64_t num_rows) noexcept {
+  for (std::int64_t r = 0; r < num_rows; ++r) {
+    fill_zero(states.o(r), padded_dims(states.value_dim));
+  }
+}
+
+// All but O.
 template <class Ops>
 inline void begin_rows(const AttendCall& call, const WorkItem& item,
                        const HeadRows<Ops>& head) noexcept {
   load_queries<Ops>(call, item, head);
   for (std::int64_t r = 0; r < head.rows.size(); ++r) {
-    fill_zero(head.states.o(r), padded_dims(call.spec.value_dim));
     fill_zero(head.sums + r * kMaxLanes, kLanes);
     head.states.max(r) = kNegativeInfinity;
   }

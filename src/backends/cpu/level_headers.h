@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <limits>
 #include <type_traits>
+#include <utility>
 
 #include "attention/mask.h"
 #include "backends/cpu/append_call.h"

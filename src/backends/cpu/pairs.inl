@@ -153,6 +153,18 @@ template <class T>
 inline void pack_plain_values(const T* const* rows, std::int64_t num_keys, std::int64_t dims,
                               BFloat16* panel, std::int64_t stride, PrefetchWalk& ahead) noexcept {
   for (std::int64_t j = 0; j < num_keys; j += 2) {
+    if (rows[j] != nullptr && rows[j + 1] != nullptr && dims % 32 == 0) [[likely]] {
+      const T* even = rows[j];
+      const T* odd = rows[j + 1];
+      BFloat16* out = panel + j * stride;
+      for (std::int64_t d = 0; d < dims; d += 32) {
+        const Bf16x64 x = interleave(load_bf16x32(even + d), load_bf16x32(odd + d));
+        store_bf16(out + 2 * d, x.low);
+        store_bf16(out + 2 * d + 32, x.high);
+        ahead.template steps<static_cast<int>(2 * 32 * sizeof(T) / 64)>();
+      }
+      continue;
+    }
     for (std::int64_t d = 0; d < dims; d += 32) {
       const auto load = [&](const T* row) __attribute__((always_inline)) {
         return row != nullptr ? load_bf16_part(row + d, dims - d) : _mm512_setzero_si512();
@@ -204,7 +216,7 @@ struct Bf16Base {
   using A = BFloat16;
   using Panel = BFloat16;
   static constexpr int kExp2Degree = 3;
-  static constexpr std::int64_t kAlongDimsRows = 0;
+  static constexpr std::int64_t kPlainRows = 0;
 
   static constexpr std::int64_t panel_pairs(std::int64_t dims) noexcept {
     return padded_dims(dims) / 2;
@@ -236,7 +248,7 @@ struct Bf16Base {
   }
   // A product with a scale has more digits than bf16: what rounding leaves is stored kLowWeights
   // further on, and multiplied too.
-  static constexpr std::int64_t kLowWeights = kRowTile * kMaxChunk;
+  static constexpr std::int64_t kLowWeights = kMaxScores;
   QUIRE_INLINE static void store_scaled_weights(BFloat16* p, Vec x) noexcept {
     store_weights(p, x);
     store_weights(p + kLowWeights, sub(x, rounded(x)));

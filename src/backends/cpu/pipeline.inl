@@ -4,17 +4,17 @@
 // and the scores of the third computed while the other half is. Chunks follow each other without a
 // gap.
 
-// Softens rows [first, last) of a block whose scores are only scaled and masked, kRows with every
-// step of a matrix product: a part after each of its (four) products, so that both units always
-// have work.
+// Softens rows [first, last) of a block whose scores are only scaled and masked, kRows at a time and
+// in parts of one vector of each: other work may be done between them, and on some cores at the same
+// time. REQUIRES: the chunk is kWideChunk wide.
 //
 // It takes the old maximum and looks afterwards whether that was good enough, which it nearly
 // always is; else the row is done again.
 template <class Ops, int kRows, bool kMasked>
 class QuickSoftener {
  public:
-  static constexpr int kParts = 4;
-  static_assert(Ops::kWideChunk == kParts * 2 * kLanes);
+  static constexpr int kParts = 16;
+  static_assert(Ops::kWideChunk == kParts * kLanes);
 
   QuickSoftener(const ScoresOfChunk<Ops>& chunk, const RowBlock<Ops>& block, std::int64_t first,
                 std::int64_t last) noexcept
@@ -24,11 +24,12 @@ class QuickSoftener {
   struct Hand {
     struct Row {
       const float* s;
+      typename Ops::A* p;
       KeyRange seen;
       Vec max;
       Vec top;  // of scores above max
       Vec sum;
-      typename Ops::Weights weights[kParts];
+      Vec even;  // weights that wait for those of the next vector
     };
     Row row[kRows];
   };
@@ -40,10 +41,11 @@ class QuickSoftener {
     for (int i = 0; i < kRows; ++i) {
       typename Hand::Row& row = hand.row[i];
       row.s = block_.scores + (row_ + i) * Ops::kWideChunk;
+      row.p = block_.weights + (row_ + i) * Ops::kWideChunk;
       if constexpr (kMasked) row.seen = chunk_.keys_of_row(block_, row_ + i);
       float& max = block_.states.max(row_ + i);
       if (max == kNegativeInfinity) [[unlikely]] {
-        max = first_max(row);
+        max = first_max(row.s, row.seen);
       }
       row.max = set1(max);
       row.top = set1(kNegativeInfinity);
@@ -53,17 +55,19 @@ class QuickSoftener {
   }
   template <int kPart>
   QUIRE_INLINE void part(Hand& hand) const noexcept {
-    if (kMasked && kPart * 2 >= block_.num_vectors) return;
+    if (kMasked && kPart >= block_.num_vectors) return;
     QUIRE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       typename Hand::Row& row = hand.row[i];
-      const Vec x0 = exact_fms(score(row, kPart * 2), set1(factor_), row.max);
-      const Vec x1 = exact_fms(score(row, kPart * 2 + 1), set1(factor_), row.max);
-      row.top = max_of(x1, max_of(x0, row.top));
-      const Vec e0 = exp2<Ops::kExp2Degree>(x0);
-      const Vec e1 = exp2<Ops::kExp2Degree>(x1);
-      row.sum = add(add(row.sum, e0), e1);
-      row.weights[kPart] = Ops::round_weights(e0, e1);
+      const Vec x = exact_fms(score(row.s, row.seen, kPart), set1(factor_), row.max);
+      row.top = max_of(x, row.top);
+      const Vec weight = exp2<Ops::kExp2Degree>(x);
+      row.sum = add(row.sum, weight);
+      if constexpr (kPart % 2 == 0) {
+        row.even = weight;
+      } else {
+        Ops::store_weights(row.p + (kPart - 1) * kLanes, Ops::round_weights(row.even, weight));
+      }
     }
   }
   QUIRE_INLINE void put(const Hand& hand) noexcept {
@@ -73,14 +77,8 @@ class QuickSoftener {
       if (any_greater(row.top, set1(kMaxSlack)) ||
           block_.states.max(row_) == kNegativeInfinity) [[unlikely]] {
         chunk_.soften_one(block_, row_);
-        continue;
-      }
-      store(block_.sums + row_ * kMaxLanes, row.sum);
-      typename Ops::A* p = block_.weights + row_ * Ops::kWideChunk;
-      QUIRE_UNROLL
-      for (int k = 0; k < kParts; ++k) {
-        if (kMasked && k * 2 >= block_.num_vectors) break;
-        Ops::store_weights(p + k * 2 * kLanes, row.weights[k]);
+      } else {
+        store(block_.sums + row_ * kMaxLanes, row.sum);
       }
     }
   }
@@ -89,25 +87,25 @@ class QuickSoftener {
     QuickSoftener<Ops, 1, kMasked> rest(chunk_, block_, row_, last_);
     while (rest.ready()) {
       auto hand = rest.take();
-      rest.template part<0>(hand);
-      rest.template part<1>(hand);
-      rest.template part<2>(hand);
-      rest.template part<3>(hand);
+      [&]<int... kPart>(std::integer_sequence<int, kPart...>) QUIRE_INLINE_LAMBDA {
+        (rest.template part<kPart>(hand), ...);
+      }(std::make_integer_sequence<int, kParts>());
       rest.put(hand);
     }
   }
 
  private:
-  QUIRE_INLINE Vec score(const typename Hand::Row& row, std::int64_t vector) const noexcept {
-    const Vec x = load(row.s + vector * kLanes);
+  QUIRE_INLINE static Vec score(const float* s, const KeyRange& seen,
+                                std::int64_t vector) noexcept {
+    const Vec x = load(s + vector * kLanes);
     if constexpr (!kMasked) return x;
-    return keep_lanes(x, row.seen.begin - vector * kLanes, row.seen.end - vector * kLanes,
+    return keep_lanes(x, seen.begin - vector * kLanes, seen.end - vector * kLanes,
                       set1(kNegativeInfinity));
   }
   // The largest score, if no chunk has been seen before: -inf where nothing is visible yet.
-  float first_max(const typename Hand::Row& row) const noexcept {
+  float first_max(const float* s, const KeyRange& seen) const noexcept {
     Vec top = set1(kNegativeInfinity);
-    for (std::int64_t i = 0; i < block_.num_vectors; ++i) top = max_of(score(row, i), top);
+    for (std::int64_t i = 0; i < block_.num_vectors; ++i) top = max_of(score(s, seen, i), top);
     return reduce_max(mul(top, set1(factor_)));
   }
 
@@ -128,7 +126,7 @@ class RowSoftener {
         block_(block),
         row_(first),
         last_(last),
-        rows_per_step_((last - first + num_steps - 1) / num_steps) {}
+        rows_per_step_(num_steps == 0 ? 0 : (last - first + num_steps - 1) / num_steps) {}
 
   struct Hand {};
   bool ready() const noexcept { return row_ < last_; }
@@ -163,8 +161,8 @@ class Pipeline {
 
   // The block of rows that follows, unless it sees nothing. It takes the buffer of the one that is
   // done by then.
-  bool push(Step& step, const HeadRows<Ops>& head, const RowRange& range) noexcept {
-    Stage next{&step, step.row_block(head, range, num_pushed_ % 2)};
+  bool push(Step& step, const HeadRows<Ops>& head, const RowRange& range, bool fresh) noexcept {
+    Stage next{&step, step.row_block(head, range, num_pushed_ % 2, fresh)};
     if (next.block.num_vectors == 0) return false;
     // Softening may scale rows, which must not be under way elsewhere.
     if (num_waiting_ > 0 && last().block.states.data == next.block.states.data) flush();
@@ -205,7 +203,8 @@ class Pipeline {
 
   const Stage& last() const noexcept { return stages_[num_pushed_ % kDepth]; }
 
-  // Calls work(softener) with one for rows [first, last) of a block, and lets it finish.
+  // Calls work(softener) with one for rows [first, last) of a block, and lets it finish. `num_steps`
+  // counts the pairs of steps in which it may do so.
   template <class Work>
   static void with_softener(const Stage& stage, std::int64_t first, std::int64_t last,
                             std::int64_t num_steps, Work&& work) noexcept {
@@ -231,7 +230,7 @@ class Pipeline {
   void score_while_softening(const Stage& stage, const Stage& other, std::int64_t first) noexcept {
     const RowBlock<Ops>& block = stage.block;
     const std::int64_t num_steps =
-        block.num_vectors / 2 * (padded_dims(call_.spec.head_dim) / Ops::kDimStep);
+        block.num_vectors / 2 * (padded_dims(call_.spec.head_dim) / Ops::kDimStep / 2);
     with_softener(other, first, other.block.rows.size(), num_steps, [&](auto& meanwhile) {
       if (block.rows.size() <= Ops::kRowBlock / 2) {
         stage.step->score(block);
@@ -251,7 +250,7 @@ class Pipeline {
                                   std::int64_t last) noexcept {
     const RowBlock<Ops>& block = stage.block;
     const std::int64_t columns = (call_.spec.value_dim + 2 * kLanes - 1) / (2 * kLanes);
-    const std::int64_t num_steps = columns * (block.num_vectors * kLanes / Ops::kKeyStep);
+    const std::int64_t num_steps = columns * (block.num_vectors * kLanes / Ops::kKeyStep / 2);
     with_softener(other, 0, last, num_steps, [&](auto& meanwhile) {
       if (stage.step->per_token() || block.rows.size() <= Ops::kRowBlock / 2) {
         stage.step->accumulate(block);
@@ -261,7 +260,8 @@ class Pipeline {
                                                            std::int64_t vectors) {
         if constexpr (Ops::template is_pipelined<Values>()) {
           Ops::multiply_meanwhile(block.weights, Ops::kWideChunk, values, vectors,
-                                  block.states.data, block.states.stride, false, ahead_, meanwhile);
+                                  block.states.data, block.states.stride, block.fresh, ahead_,
+                                  meanwhile);
         }
       });
     });

@@ -38,7 +38,8 @@ void attend_item(const AttendCall& call, const WorkItem& item, const WorkItem* n
   const bool done = call.spec.q_dtype == DType::kBF16 &&
                     dispatch_dtype_among<BFloat16, Float8E4M3, Float8E5M2, std::int8_t>(
                         call.cache.format.dtype, [&]<class T>() {
-                          AmxDot::begin(item.rows.size());
+                          AmxDot::begin(item.rows.size(),
+                                        call.cache.format.layout == KvLayoutId::kPlain);
                           attend_item_of<AmxDot, T>(call, item, next, scratch);
                           AmxDot::end();
                         });

@@ -24,6 +24,8 @@ struct AmxDot : Bf16Base {
   static constexpr std::int64_t kDimStep = 32;
   static constexpr bool kPlainInPlace = false;
   static constexpr bool kPipelined = true;  // tiles and vectors are units apart
+  static constexpr std::int64_t kPlainRows = 16;
+  static constexpr std::int64_t kPlainDimStep = 32;
   using Pair = __m512i;
   // bf16 needs no conversion, or only for one block of rows.
   template <class T>
@@ -42,13 +44,14 @@ struct AmxDot : Bf16Base {
     return num_rows <= kRowBlock || units[1] == units[0] + kPairTile * kPairTile;
   }
 
-  // Tiles of `num_rows` rows, or of 16 if there are more. REQUIRES: request_tiles() was true.
-  static void begin(std::int64_t num_rows) noexcept {
+  // Tiles of `num_rows` rows, or of 16 if there are more. Plain rows of K are a factor of their own
+  // and need more tiles of 16. REQUIRES: request_tiles() was true.
+  static void begin(std::int64_t num_rows, bool plain) noexcept {
     TileConfig config;
     const auto rows = static_cast<std::uint8_t>(std::min<std::int64_t>(16, num_rows));
     for (int tile = 0; tile < 8; ++tile) {
       config.row_bytes[tile] = 64;
-      config.rows[tile] = tile < 6 ? rows : 16;
+      config.rows[tile] = tile < (plain ? 4 : 6) ? rows : 16;
     }
     QUIRE_TILE_CONFIGURE(config);
   }
@@ -113,93 +116,150 @@ struct AmxDot : Bf16Base {
     static constexpr bool ready() noexcept { return false; }
     static constexpr Hand take() noexcept { return {}; }
     template <int kPart>
-    static constexpr void part(Hand /*hand*/) noexcept {}
-    static constexpr void put(Hand /*hand*/) noexcept {}
+    static constexpr void part(Hand& /*hand*/) noexcept {}
+    static constexpr void put(const Hand& /*hand*/) noexcept {}
   };
 
-  // Up to 32 rows of up to 32 columns. With kLow, A is the sum of two: the other lies kLowWeights
-  // further on. At every step kFetch lines are fetched ahead, and some other work is done between
-  // the products: the core does both at once.
-  template <int kRowTiles, int kColumnTiles, bool kLow, int kFetch, class B, class Meanwhile>
-  QUIRE_INLINE static void multiply_tiles(const BFloat16* a, std::int64_t a_stride, const B& b,
-                                          std::int64_t column, float* c, std::int64_t c_stride,
-                                          bool from_zero, PrefetchWalk& ahead,
-                                          Meanwhile& meanwhile) noexcept {
-    constexpr bool kTwoRows = kRowTiles == 2;
-    constexpr bool kTwoColumns = kColumnTiles == 2;
-    alignas(64) BFloat16 buffers[2][512];
-    float* c0 = c + column * 16;
-    float* c1 = c0 + 16 * c_stride;
+  // C tiles of up to 32 rows and columns: zero, or from memory, or to it.
+  template <bool kTwoRows, bool kTwoColumns>
+  QUIRE_INLINE static void begin_sums(const float* c, std::int64_t c_stride,
+                                      bool from_zero) noexcept {
     if (from_zero) {
       QUIRE_TILE_ZERO(0);
       if constexpr (kTwoColumns) QUIRE_TILE_ZERO(1);
       if constexpr (kTwoRows) QUIRE_TILE_ZERO(2);
       if constexpr (kTwoRows && kTwoColumns) QUIRE_TILE_ZERO(3);
-    } else {
-      QUIRE_TILE_LOAD(0, c0, c_stride * 4);
-      if constexpr (kTwoColumns) QUIRE_TILE_LOAD(1, c0 + 16, c_stride * 4);
-      if constexpr (kTwoRows) QUIRE_TILE_LOAD(2, c1, c_stride * 4);
-      if constexpr (kTwoRows && kTwoColumns) QUIRE_TILE_LOAD(3, c1 + 16, c_stride * 4);
+      return;
     }
-    const std::int64_t steps = num_steps(b);
-    for (std::int64_t step = 0; step < steps; ++step, a += 32) {
-      const TilePlace b0 = place(b, column, step, buffers[0]);
-      QUIRE_TILE_LOAD(4, a, a_stride * 2);
-      QUIRE_TILE_STREAM(6, b0.data, b0.stride_bytes);
-      if constexpr (kTwoRows) QUIRE_TILE_LOAD(5, a + 16 * a_stride, a_stride * 2);
-      if constexpr (kTwoColumns) {
-        const TilePlace b1 = place(b, column + 1, step, buffers[1]);
-        QUIRE_TILE_STREAM(7, b1.data, b1.stride_bytes);
-      }
-      if constexpr (kFetch > 0) ahead.template steps<kFetch>();
-      if (meanwhile.ready()) {
-        auto hand = meanwhile.take();
-        QUIRE_TILE_DOT(0, 4, 6);
-        meanwhile.template part<0>(hand);
-        if constexpr (kTwoRows) QUIRE_TILE_DOT(2, 5, 6);
-        meanwhile.template part<1>(hand);
-        if constexpr (kTwoColumns) QUIRE_TILE_DOT(1, 4, 7);
-        meanwhile.template part<2>(hand);
-        if constexpr (kTwoRows && kTwoColumns) QUIRE_TILE_DOT(3, 5, 7);
-        meanwhile.template part<3>(hand);
-        meanwhile.put(hand);
-      } else {
-        QUIRE_TILE_DOT(0, 4, 6);
-        if constexpr (kTwoRows) QUIRE_TILE_DOT(2, 5, 6);
-        if constexpr (kTwoColumns) QUIRE_TILE_DOT(1, 4, 7);
-        if constexpr (kTwoRows && kTwoColumns) QUIRE_TILE_DOT(3, 5, 7);
-      }
-      if constexpr (kLow) {
-        QUIRE_TILE_LOAD(4, a + kLowWeights, a_stride * 2);
-        QUIRE_TILE_DOT(0, 4, 6);
-        if constexpr (kTwoColumns) QUIRE_TILE_DOT(1, 4, 7);
-        if constexpr (kTwoRows) {
-          QUIRE_TILE_LOAD(5, a + kLowWeights + 16 * a_stride, a_stride * 2);
-          QUIRE_TILE_DOT(2, 5, 6);
-          if constexpr (kTwoColumns) QUIRE_TILE_DOT(3, 5, 7);
-        }
-      }
-    }
-    QUIRE_TILE_STORE(0, c0, c_stride * 4);
-    if constexpr (kTwoColumns) QUIRE_TILE_STORE(1, c0 + 16, c_stride * 4);
+    const float* c1 = c + 16 * c_stride;
+    QUIRE_TILE_LOAD(0, c, c_stride * 4);
+    if constexpr (kTwoColumns) QUIRE_TILE_LOAD(1, c + 16, c_stride * 4);
+    if constexpr (kTwoRows) QUIRE_TILE_LOAD(2, c1, c_stride * 4);
+    if constexpr (kTwoRows && kTwoColumns) QUIRE_TILE_LOAD(3, c1 + 16, c_stride * 4);
+  }
+  template <bool kTwoRows, bool kTwoColumns>
+  QUIRE_INLINE static void end_sums(float* c, std::int64_t c_stride) noexcept {
+    float* c1 = c + 16 * c_stride;
+    QUIRE_TILE_STORE(0, c, c_stride * 4);
+    if constexpr (kTwoColumns) QUIRE_TILE_STORE(1, c + 16, c_stride * 4);
     if constexpr (kTwoRows) QUIRE_TILE_STORE(2, c1, c_stride * 4);
     if constexpr (kTwoRows && kTwoColumns) QUIRE_TILE_STORE(3, c1 + 16, c_stride * 4);
   }
 
-  // Columns from `column` on.
+  // Up to 16 rows of up to 32 columns. With kLow, A is the sum of two: the other lies kLowWeights
+  // further on.
+  template <bool kTwoColumns, bool kLow, int kFetch, class B>
+  QUIRE_INLINE static void multiply_one_row(const BFloat16* a, std::int64_t a_stride, const B& b,
+                                            std::int64_t column, float* c, std::int64_t c_stride,
+                                            bool from_zero, PrefetchWalk& ahead) noexcept {
+    alignas(64) BFloat16 buffers[2][512];
+    begin_sums<false, kTwoColumns>(c + column * 16, c_stride, from_zero);
+    const std::int64_t steps = num_steps(b);
+    for (std::int64_t step = 0; step < steps; ++step, a += 32) {
+      const TilePlace b0 = place(b, column, step, buffers[0]);
+      QUIRE_TILE_LOAD(2, a, a_stride * 2);
+      QUIRE_TILE_STREAM(6, b0.data, b0.stride_bytes);
+      QUIRE_TILE_DOT(0, 2, 6);
+      if constexpr (kTwoColumns) {
+        const TilePlace b1 = place(b, column + 1, step, buffers[1]);
+        QUIRE_TILE_STREAM(7, b1.data, b1.stride_bytes);
+        QUIRE_TILE_DOT(1, 2, 7);
+      }
+      if constexpr (kFetch > 0) ahead.template steps<kFetch>();
+      if constexpr (kLow) {
+        QUIRE_TILE_LOAD(2, a + kLowWeights, a_stride * 2);
+        QUIRE_TILE_DOT(0, 2, 6);
+        if constexpr (kTwoColumns) QUIRE_TILE_DOT(1, 2, 7);
+      }
+    }
+    end_sums<false, kTwoColumns>(c + column * 16, c_stride);
+  }
+
+  // One step of 32 rows: the products of two tiles of A and one or two of B. After each of its
+  // (eight) tile operations a part of some other work: the core does both at once.
+  template <bool kTwoColumns, int kFirstPart, class B, class Meanwhile, class Hand>
+  QUIRE_INLINE static void multiply_step(const BFloat16* a, std::int64_t a_stride, const B& b,
+                                         std::int64_t column, std::int64_t step,
+                                         BFloat16 (&buffers)[2][512], Meanwhile& meanwhile,
+                                         Hand& hand) noexcept {
+    const TilePlace b0 = place(b, column, step, buffers[0]);
+    QUIRE_TILE_LOAD(4, a, a_stride * 2);
+    meanwhile.template part<kFirstPart>(hand);
+    QUIRE_TILE_STREAM(6, b0.data, b0.stride_bytes);
+    meanwhile.template part<kFirstPart + 1>(hand);
+    QUIRE_TILE_LOAD(5, a + 16 * a_stride, a_stride * 2);
+    meanwhile.template part<kFirstPart + 2>(hand);
+    if constexpr (kTwoColumns) {
+      const TilePlace b1 = place(b, column + 1, step, buffers[1]);
+      QUIRE_TILE_STREAM(7, b1.data, b1.stride_bytes);
+    }
+    meanwhile.template part<kFirstPart + 3>(hand);
+    QUIRE_TILE_DOT(0, 4, 6);
+    meanwhile.template part<kFirstPart + 4>(hand);
+    QUIRE_TILE_DOT(2, 5, 6);
+    meanwhile.template part<kFirstPart + 5>(hand);
+    if constexpr (kTwoColumns) QUIRE_TILE_DOT(1, 4, 7);
+    meanwhile.template part<kFirstPart + 6>(hand);
+    if constexpr (kTwoColumns) QUIRE_TILE_DOT(3, 5, 7);
+    meanwhile.template part<kFirstPart + 7>(hand);
+  }
+
+  // 17 to 32 rows of up to 32 columns, with other work in every two steps. With kLow, A is the sum
+  // of two: the other lies kLowWeights further on.
+  template <bool kTwoColumns, bool kLow, int kFetch, class B, class Meanwhile>
+  QUIRE_INLINE static void multiply_two_rows(const BFloat16* a, std::int64_t a_stride, const B& b,
+                                             std::int64_t column, float* c, std::int64_t c_stride,
+                                             bool from_zero, PrefetchWalk& ahead,
+                                             Meanwhile& meanwhile) noexcept {
+    alignas(64) BFloat16 buffers[2][512];
+    begin_sums<true, kTwoColumns>(c + column * 16, c_stride, from_zero);
+    const std::int64_t steps = num_steps(b);
+    std::int64_t step = 0;
+    for (; step + 2 <= steps && meanwhile.ready(); step += 2, a += 64) {
+      auto hand = meanwhile.take();
+      multiply_step<kTwoColumns, 0>(a, a_stride, b, column, step, buffers, meanwhile, hand);
+      if constexpr (kFetch > 0) ahead.template steps<2 * kFetch>();
+      multiply_step<kTwoColumns, 8>(a + 32, a_stride, b, column, step + 1, buffers, meanwhile,
+                                    hand);
+      meanwhile.put(hand);
+    }
+    Nothing nothing;
+    Nothing::Hand none;
+    for (; step < steps; ++step, a += 32) {
+      multiply_step<kTwoColumns, 0>(a, a_stride, b, column, step, buffers, nothing, none);
+      if constexpr (kFetch > 0) ahead.template steps<kFetch>();
+      if constexpr (kLow) {
+        QUIRE_TILE_LOAD(4, a + kLowWeights, a_stride * 2);
+        QUIRE_TILE_DOT(0, 4, 6);
+        if constexpr (kTwoColumns) QUIRE_TILE_DOT(1, 4, 7);
+        QUIRE_TILE_LOAD(5, a + kLowWeights + 16 * a_stride, a_stride * 2);
+        QUIRE_TILE_DOT(2, 5, 6);
+        if constexpr (kTwoColumns) QUIRE_TILE_DOT(3, 5, 7);
+      }
+    }
+    end_sums<true, kTwoColumns>(c + column * 16, c_stride);
+  }
+
+  // Columns from `column` on of up to 32 rows, kFetch lines ahead for every tile of B. REQUIRES:
+  // no other work with kLow or with up to 16 rows.
   template <int kRowTiles, bool kLow, int kFetch, class B, class Meanwhile>
   QUIRE_INLINE static void multiply_rows(const BFloat16* a, std::int64_t a_stride, const B& b,
                                          std::int64_t column, std::int64_t num_vectors, float* c,
                                          std::int64_t c_stride, bool from_zero, PrefetchWalk& ahead,
                                          Meanwhile& meanwhile) noexcept {
+    const auto multiply_columns_at = [&]<bool kTwo>(std::int64_t at) QUIRE_INLINE_LAMBDA {
+      constexpr int kLines = kTwo ? 2 * kFetch : kFetch;
+      if constexpr (kRowTiles == 1) {
+        multiply_one_row<kTwo, kLow, kLines>(a, a_stride, b, at, c, c_stride, from_zero, ahead);
+      } else {
+        multiply_two_rows<kTwo, kLow, kLines>(a, a_stride, b, at, c, c_stride, from_zero, ahead,
+                                              meanwhile);
+      }
+    };
     for (; column + 2 <= num_vectors; column += 2) {
-      multiply_tiles<kRowTiles, 2, kLow, 2 * kFetch>(a, a_stride, b, column, c, c_stride, from_zero,
-                                                     ahead, meanwhile);
+      multiply_columns_at.template operator()<true>(column);
     }
-    if (column < num_vectors) {
-      multiply_tiles<kRowTiles, 1, kLow, kFetch>(a, a_stride, b, column, c, c_stride, from_zero,
-                                                 ahead, meanwhile);
-    }
+    if (column < num_vectors) multiply_columns_at.template operator()<false>(column);
   }
 
   // C tile 0 or 1 += A tile kA times B tile 6 or 7.
@@ -280,6 +340,92 @@ struct AmxDot : Bf16Base {
     return column;
   }
 
+  // 16 plain rows of K, 32 dims, as an A tile: where they lie if they are equally far apart.
+  template <class T>
+  QUIRE_INLINE static TilePlace place_rows(const T* const* rows, bool regular, std::int64_t dim,
+                                           BFloat16* buffer) noexcept {
+    if constexpr (std::is_same_v<T, BFloat16>) {
+      if (regular) return {rows[0] + dim, (rows[1] - rows[0]) * 2};
+    }
+    QUIRE_UNROLL
+    for (int i = 0; i < 16; ++i) {
+      _mm512_store_si512(buffer + 32 * i, load_bf16x32(rows[i] + dim));
+    }
+    return {buffer, 64};
+  }
+  template <class T>
+  static bool are_regular(const T* const* rows) noexcept {
+    const std::ptrdiff_t stride = rows[1] - rows[0];
+    bool regular = true;
+    for (int i = 2; i < 16; ++i) regular = regular && rows[i] - rows[i - 1] == stride;
+    return regular;
+  }
+
+  // S = q.k of plain rows of K, all there: S^T = K Q^T needs no transposed K. Tiles: C 4 and 5, K 6,
+  // Q^T 7. REQUIRES: num_rows <= kPlainRows, dims % kPlainDimStep == 0, begin(_, true).
+  template <class T>
+  static void score_rows(const BFloat16* q, std::int64_t q_stride, std::int64_t num_rows,
+                         const T* const* rows, std::int64_t width, std::int64_t dims, float* s,
+                         PrefetchWalk& ahead) noexcept {
+    constexpr std::int64_t kMaxSteps = 16;  // of dims; more begin again from the sums so far
+    constexpr int kLines = static_cast<int>(16 * sizeof(T) / sizeof(BFloat16));
+    alignas(64) BFloat16 q_tiles[kMaxSteps][512];
+    alignas(64) BFloat16 k_tiles[2][512];
+    alignas(64) float sums[2][256];
+    for (std::int64_t first = 0; first < dims; first += 32 * kMaxSteps) {
+      const std::int64_t steps = std::min(kMaxSteps, (dims - first) / 32);
+      for (std::int64_t step = 0; step < steps; ++step) {
+        transpose_rows(q + first + 32 * step, q_stride, num_rows, q_tiles[step]);
+      }
+      for (std::int64_t key = 0; key < width; key += 32) {
+        const bool regular[2] = {are_regular(rows + key), are_regular(rows + key + 16)};
+        QUIRE_TILE_ZERO(4);
+        QUIRE_TILE_ZERO(5);
+        for (std::int64_t step = 0; step < steps; ++step) {
+          const std::int64_t dim = first + 32 * step;
+          const TilePlace k0 = place_rows(rows + key, regular[0], dim, k_tiles[0]);
+          const TilePlace k1 = place_rows(rows + key + 16, regular[1], dim, k_tiles[1]);
+          QUIRE_TILE_LOAD(7, q_tiles[step], 64);
+          QUIRE_TILE_LOAD(6, k0.data, k0.stride_bytes);
+          QUIRE_TILE_DOT(4, 6, 7);
+          ahead.template steps<kLines>();
+          QUIRE_TILE_LOAD(6, k1.data, k1.stride_bytes);
+          QUIRE_TILE_DOT(5, 6, 7);
+          ahead.template steps<kLines>();
+        }
+        QUIRE_TILE_STORE(4, sums[0], 64);
+        QUIRE_TILE_STORE(5, sums[1], 64);
+        add_transposed(sums[0], num_rows, first > 0, s + key, width);
+        add_transposed(sums[1], num_rows, first > 0, s + key + 16, width);
+      }
+    }
+  }
+  // 32 dims of up to 16 rows as a B tile.
+  static void transpose_rows(const BFloat16* rows, std::int64_t stride, std::int64_t num_rows,
+                             BFloat16* tile) noexcept {
+    Vec block[16];
+    for (int i = 0; i < 16; ++i) {
+      block[i] = i < num_rows ? _mm512_castsi512_ps(_mm512_loadu_si512(rows + i * stride)) : zero();
+    }
+    transpose(block);
+    for (int i = 0; i < 16; ++i) store_bf16(tile + 32 * i, _mm512_castps_si512(block[i]));
+  }
+  // Column r of a C tile becomes (or is added to) row r of S.
+  static void add_transposed(const float* c, std::int64_t num_rows, bool adds, float* s,
+                             std::int64_t s_stride) noexcept {
+    Vec block[16];
+    QUIRE_UNROLL
+    for (int i = 0; i < 16; ++i) block[i] = load(c + 16 * i);
+    transpose(block);
+    alignas(64) float columns[16][16];
+    QUIRE_UNROLL
+    for (int i = 0; i < 16; ++i) store(columns[i], block[i]);
+    for (std::int64_t r = 0; r < num_rows; ++r) {
+      const Vec x = load(columns[r]);
+      store(s + r * s_stride, adds ? add(load(s + r * s_stride), x) : x);
+    }
+  }
+
   // C (+)= A B; with `low` also what lies kLowWeights after A. REQUIRES: rows <= kRowBlock.
   template <class B>
   static void multiply(const BFloat16* a, bool low, std::int64_t a_stride, std::int64_t rows,
@@ -301,13 +447,20 @@ struct AmxDot : Bf16Base {
                                                 ahead);
     };
     const std::int64_t steps = num_steps(b);
+    // Panels may be those of plain rows, which leave two tiles for A.
+    constexpr bool kPanel = std::is_same_v<B, PanelSource<AmxDot>>;
     if (low) {
-      const std::int64_t done = steps == 2 ? multiply_most.template operator()<2, true>() : 0;
+      std::int64_t done = 0;
+      if constexpr (!kPanel) {
+        if (steps == 2) done = multiply_most.template operator()<2, true>();
+      }
       multiply_all.template operator()<1, true>(done);
     } else {
-      const std::int64_t done = steps == 2   ? multiply_most.template operator()<2, false>()
-                                : steps == 4 ? multiply_most.template operator()<4, false>()
-                                             : 0;
+      std::int64_t done = 0;
+      if (steps == 2) done = multiply_most.template operator()<2, false>();
+      if constexpr (!kPanel) {
+        if (steps == 4) done = multiply_most.template operator()<4, false>();
+      }
       multiply_all.template operator()<1, false>(done);
     }
   }
