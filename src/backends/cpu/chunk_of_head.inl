@@ -55,7 +55,7 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
       const RowBlock<Ops> block = row_block(head, ranges.range[i], 0, false);
       if (block.num_vectors == 0) continue;
       score(block);
-      this->soften(block, 0, block.rows.size());
+      soften_rows(block);
       accumulate(block);
     }
   }
@@ -71,6 +71,17 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
       Ops::multiply(block.weights, this->per_token(), this->chunk().width, block.rows.size(),
                     values, vectors, block.states.data, block.states.stride, block.fresh, ahead_);
     });
+  }
+
+  void soften_rows(const RowBlock<Ops>& block) const noexcept {
+    const std::int64_t num_rows = block.rows.size();
+    if (!this->only_scaled() || this->chunk().width != Ops::kWideChunk) {
+      this->soften(block, 0, num_rows);
+    } else if (block.all_visible) {
+      QuickSoftener<Ops, 1, false>(*this, block, 0, num_rows).finish();
+    } else {
+      QuickSoftener<Ops, 1, true>(*this, block, 0, num_rows).finish();
+    }
   }
 
   // Calls multiply(keys) with K as it lies, or as a panel.

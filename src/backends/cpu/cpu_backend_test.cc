@@ -41,9 +41,11 @@ std::unique_ptr<AttentionBackend> make_level(const std::string& level, int num_t
   return make_cpu_backend(options);
 }
 
-OutputData run(AttentionBackend& backend, const Problem& problem, const ArrangeOptions& options) {
+OutputData run(AttentionBackend& backend, const Problem& problem, const ArrangeOptions& options,
+               conformance::Arrival arrival = conformance::Arrival::kStored) {
   const Arrangement arrangement = conformance::arrange(problem, options);
   conformance::LoadOptions load;
+  load.arrival = arrival;
   load.spec = conformance::spec_for(backend, problem);
   conformance::LoadedBatch batch(backend, problem, arrangement, load);
   batch.run();
@@ -98,6 +100,30 @@ TEST(CpuBackend, BitsDependOnNothingButTheSequence) {
         const auto found =
             conformance::compare_bits(problem, alone.order, want, run(*backend, problem, alone));
         ASSERT_FALSE(found) << level << ", alone: " << *found;
+      }
+    }
+  }
+}
+
+// A sequence alone: the threads that read its heads store the new keys, in one go or in two.
+TEST(CpuBackend, NewKeysAreStoredByThoseWhoReadThem) {
+  for (const auto& [q_len, kv_len] : {std::pair{1, 900}, std::pair{5, 129}, std::pair{1, 1}}) {
+    std::vector<Case> cases;
+    CaseBuilder("threads/alone", conformance::Suite::kSmoke, {{q_len, kv_len}})
+        .cache(conformance::CacheStyle::kPreferred)
+        .add_to(cases);
+    const Problem problem = conformance::make_problem(cases.front());
+    const ArrangeOptions as_is = conformance::options_of(problem);
+    for (const std::string& level : cpu_isa_levels()) {
+      const OutputData want = run(*make_level(level, 1), problem, as_is);
+      for (const int num_threads : {1, 2, 3, 8}) {
+        const auto backend = make_level(level, num_threads);
+        for (const auto arrival :
+             {conformance::Arrival::kFused, conformance::Arrival::kAppended}) {
+          const auto found = conformance::compare_bits(
+              problem, as_is.order, want, run(*backend, problem, as_is, arrival));
+          EXPECT_FALSE(found) << level << ", " << num_threads << " threads: " << *found;
+        }
       }
     }
   }

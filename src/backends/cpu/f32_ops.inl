@@ -75,6 +75,7 @@ struct F32 {
   static constexpr std::int64_t kPlainDimStep = kLanes;
   static constexpr bool kPlainInPlace = true;  // plain rows of V
   static constexpr bool kPipelined = false;    // scores of a block while another is softened
+  static constexpr bool kWeightsInPairs = false;  // two vectors of weights are stored at once
 
   template <int kHalf>
   QUIRE_INLINE static Vec operand(const Pair& x) noexcept {

@@ -10,6 +10,7 @@
 #include "backends/cpu/f32_ops.inl"
 #include "backends/cpu/item_rows.inl"
 #include "backends/cpu/scores_of_chunk.inl"
+#include "backends/cpu/quick_softener.inl"
 #include "backends/cpu/chunk_of_head.inl"
 #include "backends/cpu/pipeline.inl"
 #include "backends/cpu/attend_item.inl"

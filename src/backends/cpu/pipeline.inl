@@ -4,119 +4,7 @@
 // and the scores of the third computed while the other half is. Chunks follow each other without a
 // gap.
 
-// Softens rows [first, last) of a block whose scores are only scaled and masked, kRows at a time and
-// in parts of one vector of each: other work may be done between them, and on some cores at the same
-// time. REQUIRES: the chunk is kWideChunk wide.
-//
-// It takes the old maximum and looks afterwards whether that was good enough, which it nearly
-// always is; else the row is done again.
-template <class Ops, int kRows, bool kMasked>
-class QuickSoftener {
- public:
-  static constexpr int kParts = 16;
-  static_assert(Ops::kWideChunk == kParts * kLanes);
-
-  QuickSoftener(const ScoresOfChunk<Ops>& chunk, const RowBlock<Ops>& block, std::int64_t first,
-                std::int64_t last) noexcept
-      : chunk_(chunk), block_(block), factor_(chunk.score_factor()), row_(first), last_(last) {}
-
-  // Rows in registers.
-  struct Hand {
-    struct Row {
-      const float* s;
-      typename Ops::A* p;
-      KeyRange seen;
-      Vec max;
-      Vec top;  // of scores above max
-      Vec sum;
-      Vec even;  // weights that wait for those of the next vector
-    };
-    Row row[kRows];
-  };
-
-  bool ready() const noexcept { return row_ + kRows <= last_; }
-  QUIRE_INLINE Hand take() const noexcept {
-    Hand hand;
-    QUIRE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      typename Hand::Row& row = hand.row[i];
-      row.s = block_.scores + (row_ + i) * Ops::kWideChunk;
-      row.p = block_.weights + (row_ + i) * Ops::kWideChunk;
-      if constexpr (kMasked) row.seen = chunk_.keys_of_row(block_, row_ + i);
-      float& max = block_.states.max(row_ + i);
-      if (max == kNegativeInfinity) [[unlikely]] {
-        max = first_max(row.s, row.seen);
-      }
-      row.max = set1(max);
-      row.top = set1(kNegativeInfinity);
-      row.sum = load(block_.sums + (row_ + i) * kMaxLanes);
-    }
-    return hand;
-  }
-  template <int kPart>
-  QUIRE_INLINE void part(Hand& hand) const noexcept {
-    if (kMasked && kPart >= block_.num_vectors) return;
-    QUIRE_UNROLL
-    for (int i = 0; i < kRows; ++i) {
-      typename Hand::Row& row = hand.row[i];
-      const Vec x = exact_fms(score(row.s, row.seen, kPart), set1(factor_), row.max);
-      row.top = max_of(x, row.top);
-      const Vec weight = exp2<Ops::kExp2Degree>(x);
-      row.sum = add(row.sum, weight);
-      if constexpr (kPart % 2 == 0) {
-        row.even = weight;
-      } else {
-        Ops::store_weights(row.p + (kPart - 1) * kLanes, Ops::round_weights(row.even, weight));
-      }
-    }
-  }
-  QUIRE_INLINE void put(const Hand& hand) noexcept {
-    QUIRE_UNROLL
-    for (int i = 0; i < kRows; ++i, ++row_) {
-      const typename Hand::Row& row = hand.row[i];
-      if (any_greater(row.top, set1(kMaxSlack)) ||
-          block_.states.max(row_) == kNegativeInfinity) [[unlikely]] {
-        chunk_.soften_one(block_, row_);
-      } else {
-        store(block_.sums + row_ * kMaxLanes, row.sum);
-      }
-    }
-  }
-
-  void finish() noexcept {
-    QuickSoftener<Ops, 1, kMasked> rest(chunk_, block_, row_, last_);
-    while (rest.ready()) {
-      auto hand = rest.take();
-      [&]<int... kPart>(std::integer_sequence<int, kPart...>) QUIRE_INLINE_LAMBDA {
-        (rest.template part<kPart>(hand), ...);
-      }(std::make_integer_sequence<int, kParts>());
-      rest.put(hand);
-    }
-  }
-
- private:
-  QUIRE_INLINE static Vec score(const float* s, const KeyRange& seen,
-                                std::int64_t vector) noexcept {
-    const Vec x = load(s + vector * kLanes);
-    if constexpr (!kMasked) return x;
-    return keep_lanes(x, seen.begin - vector * kLanes, seen.end - vector * kLanes,
-                      set1(kNegativeInfinity));
-  }
-  // The largest score, if no chunk has been seen before: -inf where nothing is visible yet.
-  float first_max(const float* s, const KeyRange& seen) const noexcept {
-    Vec top = set1(kNegativeInfinity);
-    for (std::int64_t i = 0; i < block_.num_vectors; ++i) top = max_of(score(s, seen, i), top);
-    return reduce_max(mul(top, set1(factor_)));
-  }
-
-  const ScoresOfChunk<Ops>& chunk_;
-  const RowBlock<Ops>& block_;
-  const float factor_;
-  std::int64_t row_;
-  const std::int64_t last_;
-};
-
-// The same for all other scores, whole rows at once.
+// As QuickSoftener for all other scores, whole rows at once.
 template <class Ops>
 class RowSoftener {
  public:
@@ -189,7 +77,7 @@ class Pipeline {
     if (num_waiting_ > 1) {
       accumulate_while_softening(stages_[(num_pushed_ + kDepth - 1) % kDepth], last(), num_rows);
     } else {
-      last().step->soften(last().block, 0, num_rows);
+      last().step->soften_rows(last().block);
     }
     last().step->accumulate(last().block);
     num_waiting_ = 0;

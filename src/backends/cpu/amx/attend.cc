@@ -28,6 +28,7 @@ QUIRE_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx
 #include "backends/cpu/amx/tiles.inl"
 #include "backends/cpu/item_rows.inl"
 #include "backends/cpu/scores_of_chunk.inl"
+#include "backends/cpu/quick_softener.inl"
 #include "backends/cpu/chunk_of_head.inl"
 #include "backends/cpu/pipeline.inl"
 #include "backends/cpu/attend_item.inl"

@@ -24,6 +24,7 @@ struct AmxDot : Bf16Base {
   static constexpr std::int64_t kDimStep = 32;
   static constexpr bool kPlainInPlace = false;
   static constexpr bool kPipelined = true;  // tiles and vectors are units apart
+  static constexpr bool kWeightsInPairs = true;
   static constexpr std::int64_t kPlainRows = 16;
   static constexpr std::int64_t kPlainDimStep = 32;
   using Pair = __m512i;
