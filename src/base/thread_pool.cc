@@ -12,8 +12,8 @@
 namespace quire {
 namespace {
 
-// How often threads look before they park: long enough to bridge the pause between two layers, short
-// enough to give the core back when the step is over. 14 to 50 us, as a pause takes 40 to 140
+// How often threads look before they park: long enough to bridge the pause between two layers,
+// short enough to give the core back when the step is over. 14 to 50 us, as a pause takes 40 to 140
 // cycles.
 constexpr int kSpins = 1000;
 
@@ -79,9 +79,8 @@ void ThreadPool::stop() noexcept {
 // Whether the place was free in this run. Who comes with an old run finds that it is not.
 bool ThreadPool::claim(Place& place, RunId run) noexcept {
   RunId last = place.claimed.load(std::memory_order_relaxed);
-  return last < run &&
-         place.claimed.compare_exchange_strong(last, run, std::memory_order_acq_rel,
-                                               std::memory_order_relaxed);
+  return last < run && place.claimed.compare_exchange_strong(last, run, std::memory_order_acq_rel,
+                                                             std::memory_order_relaxed);
 }
 
 void ThreadPool::open_run(int num_shares) noexcept {

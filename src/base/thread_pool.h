@@ -92,8 +92,8 @@ class ThreadPool {
 
   // The share of one thread.
   struct alignas(64) Place {
-    std::atomic<RunId> claimed{0};            // the last run that somebody claimed it of
-    std::atomic<std::uint32_t> finished{0};   // the count of the last run that it was done of
+    std::atomic<RunId> claimed{0};           // the last run that somebody claimed it of
+    std::atomic<std::uint32_t> finished{0};  // the count of the last run that it was done of
   };
 
   static std::uint32_t count_of(RunId run) noexcept {
@@ -108,7 +108,7 @@ class ThreadPool {
 
   const int num_threads_;
   Executor* const executor_ = nullptr;
-  std::mutex run_mutex_;  // one run at a time
+  std::mutex run_mutex_;             // one run at a time
   std::unique_ptr<Place[]> places_;  // [num_threads]
   std::vector<std::thread> threads_;
 

@@ -29,8 +29,8 @@ void place_run(const AttendCall& call, std::int64_t block, std::int64_t token, s
     const std::int64_t tiled = pair_tiled_k(cache.head_dim, token, 0);
     for (std::int64_t i = 0; i < in_tile; ++i) chunk.k[lane + i] = k + tiled + 2 * i;
     for (std::int64_t i = 0; i < in_tile; ++i) {
-      chunk.v[lane + i] = v + (cache.format.v_in_k
-                                   ? tiled + 2 * i
+      chunk.v[lane + i] =
+          v + (cache.format.v_in_k ? tiled + 2 * i
                                    : pair_tiled_v(cache.format.block_size, token + i, 0));
     }
     token += in_tile;
@@ -152,9 +152,8 @@ void PrefetchWalk::add_scales(const KvScales& scales, std::int64_t offset, std::
       tokens * kBytes);
 }
 
-void PrefetchWalk::add_rows(const AttendCall& call, const TensorView& tensor,
-                            std::int64_t sequence, std::int64_t kv_head,
-                            const IndexRange& rows) noexcept {
+void PrefetchWalk::add_rows(const AttendCall& call, const TensorView& tensor, std::int64_t sequence,
+                            std::int64_t kv_head, const IndexRange& rows) noexcept {
   const std::int64_t group = call.spec.head_group();
   const std::int64_t dims = tensor.shape[2];
   if (tensor.strides[1] != dims || num_pieces_ >= kMaxRowPieces) return;

@@ -195,9 +195,9 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
   }
   bool tiles_are_finite() noexcept {
     if (v_finite_ == Finite::kUnknown) {
-      const bool finite = all_tiles_finite(v_units_, v_tile_stride(),
-                                           std::min(num_units(), num_tiles_),
-                                           std::int64_t{call_.spec.value_dim});
+      const bool finite =
+          all_tiles_finite(v_units_, v_tile_stride(), std::min(num_units(), num_tiles_),
+                           std::int64_t{call_.spec.value_dim});
       v_finite_ = finite ? Finite::kYes : Finite::kNo;
     }
     return v_finite_ == Finite::kYes;

@@ -118,10 +118,9 @@ TEST(CpuBackend, NewKeysAreStoredByThoseWhoReadThem) {
       const OutputData want = run(*make_level(level, 1), problem, as_is);
       for (const int num_threads : {1, 2, 3, 8}) {
         const auto backend = make_level(level, num_threads);
-        for (const auto arrival :
-             {conformance::Arrival::kFused, conformance::Arrival::kAppended}) {
-          const auto found = conformance::compare_bits(
-              problem, as_is.order, want, run(*backend, problem, as_is, arrival));
+        for (const auto arrival : {conformance::Arrival::kFused, conformance::Arrival::kAppended}) {
+          const auto found = conformance::compare_bits(problem, as_is.order, want,
+                                                       run(*backend, problem, as_is, arrival));
           EXPECT_FALSE(found) << level << ", " << num_threads << " threads: " << *found;
         }
       }

@@ -91,8 +91,8 @@ class Pipeline {
 
   const Stage& last() const noexcept { return stages_[num_pushed_ % kDepth]; }
 
-  // Calls work(softener) with one for rows [first, last) of a block, and lets it finish. `num_steps`
-  // counts the pairs of steps in which it may do so.
+  // Calls work(softener) with one for rows [first, last) of a block, and lets it finish.
+  // `num_steps` counts the pairs of steps in which it may do so.
   template <class Work>
   static void with_softener(const Stage& stage, std::int64_t first, std::int64_t last,
                             std::int64_t num_steps, Work&& work) noexcept {
@@ -144,14 +144,14 @@ class Pipeline {
         stage.step->accumulate(block);
         return;
       }
-      stage.step->accumulate_from(block, [&]<class Values>(const Values& values,
-                                                           std::int64_t vectors) {
-        if constexpr (Ops::template is_pipelined<Values>()) {
-          Ops::multiply_meanwhile(block.weights, Ops::kWideChunk, values, vectors,
-                                  block.states.data, block.states.stride, block.fresh, ahead_,
-                                  meanwhile);
-        }
-      });
+      stage.step->accumulate_from(
+          block, [&]<class Values>(const Values& values, std::int64_t vectors) {
+            if constexpr (Ops::template is_pipelined<Values>()) {
+              Ops::multiply_meanwhile(block.weights, Ops::kWideChunk, values, vectors,
+                                      block.states.data, block.states.stride, block.fresh, ahead_,
+                                      meanwhile);
+            }
+          });
     });
   }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // From scores to weights, for what most calls ask for.
 
-// Softens rows [first, last) of a block whose scores are only scaled and masked, kRows at a time and
-// in parts of one vector of each: other work may be done between them, and on some cores at the same
-// time. REQUIRES: the chunk is kWideChunk wide.
+// Softens rows [first, last) of a block whose scores are only scaled and masked, kRows at a time
+// and in parts of one vector of each: other work may be done between them, and on some cores at the
+// same time. REQUIRES: the chunk is kWideChunk wide.
 //
 // It takes the old maximum and looks afterwards whether that was good enough, which it nearly
 // always is; else the row is done again.
@@ -72,8 +72,8 @@ class QuickSoftener {
     QUIRE_UNROLL
     for (int i = 0; i < kRows; ++i, ++row_) {
       const typename Hand::Row& row = hand.row[i];
-      if (any_greater(row.top, set1(kMaxSlack)) ||
-          block_.states.max(row_) == kNegativeInfinity) [[unlikely]] {
+      if (any_greater(row.top, set1(kMaxSlack)) || block_.states.max(row_) == kNegativeInfinity)
+          [[unlikely]] {
         chunk_.soften_one(block_, row_);
       } else {
         store(block_.sums + row_ * kMaxLanes, row.sum);
@@ -88,7 +88,8 @@ class QuickSoftener {
       auto hand = rest.take();
       [&]<int... kPart>(std::integer_sequence<int, kPart...>) QUIRE_INLINE_LAMBDA {
         (rest.template part<kPart>(hand), ...);
-      }(std::make_integer_sequence<int, kParts>());
+      }
+      (std::make_integer_sequence<int, kParts>());
       rest.put(hand);
     }
   }

@@ -5,8 +5,7 @@
 template <class Ops>
 class ScoresOfChunk {
  public:
-  ScoresOfChunk(const AttendCall& call, const WorkItem& item,
-                const SequenceView& sequence) noexcept
+  ScoresOfChunk(const AttendCall& call, const WorkItem& item, const SequenceView& sequence) noexcept
       : call_(call),
         item_(item),
         sequence_(sequence),
@@ -66,9 +65,8 @@ class ScoresOfChunk {
       mask_scores(call_, sequence_, row / call_.spec.head_group(), *chunk_, block.num_vectors, s);
     }
     const auto soften_vectors = [&]<int kCount>() {
-      return soften_row<Ops, kCount>(s, block.num_vectors, factor,
-                                     per_token_ ? v_scales_ : nullptr, &block.states.max(r),
-                                     block.sums + r * kMaxLanes,
+      return soften_row<Ops, kCount>(s, block.num_vectors, factor, per_token_ ? v_scales_ : nullptr,
+                                     &block.states.max(r), block.sums + r * kMaxLanes,
                                      block.weights + r * chunk_->width);
     };
     constexpr int kFull = Ops::kWideChunk / kLanes;

@@ -64,14 +64,14 @@ inline void finish_scores(const AttendCall& call, const SequenceView& sequence, 
   if (params.bias.present()) add_bias(params.bias, row, chunk, s);
 }
 
-// The keys of a chunk, from its first on, that a query may see; with a tree mask all that are there.
+// The keys of a chunk, from its first on, that a query may see; with a tree mask all that are
+// there.
 inline KeyRange visible_part(const AttendCall& call, const SequenceView& sequence,
                              std::int64_t query, const Chunk& chunk) noexcept {
   KeyRange seen = {chunk.begin, chunk.end};
   if (sequence.tree_bits != nullptr) return seen;
   const KeyRange own = keys_seen(call.spec.mask, call.spec.alignment, sequence, query, query + 1);
-  return {std::max(seen.begin, own.begin - chunk.first),
-          std::min(seen.end, own.end - chunk.first)};
+  return {std::max(seen.begin, own.begin - chunk.first), std::min(seen.end, own.end - chunk.first)};
 }
 
 // -inf where the query may not see the key, whatever the score was.

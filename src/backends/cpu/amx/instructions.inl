@@ -13,9 +13,9 @@ inline bool ask_for_tiles() noexcept {
 
 #define QUIRE_TILE_CONFIGURE(config) asm volatile("ldtilecfg %0" ::"m"(config) : "memory")
 #define QUIRE_TILE_RELEASE() asm volatile("tilerelease" ::: "memory")
-#define QUIRE_TILE_LOAD(tile, p, stride)                                                \
-  asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(p), "r"((std::int64_t)(stride)) \
-               : "memory")
+#define QUIRE_TILE_LOAD(tile, p, stride)                                                          \
+  asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(p), "r"((std::int64_t)(stride)) : "memor" \
+                                                                                          "y")
 // Of what is not read again soon.
 #define QUIRE_TILE_STREAM(tile, p, stride)                                                \
   asm volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile ::"r"(p), "r"((std::int64_t)(stride)) \

@@ -36,7 +36,8 @@ struct AmxDot : Bf16Base {
   // What many rows read: see in_place_rows.
   template <class B>
   static constexpr bool is_pipelined() noexcept {
-    return std::is_same_v<B, PanelSource<AmxDot>> || std::is_same_v<B, TiledKeys<AmxDot, BFloat16>> ||
+    return std::is_same_v<B, PanelSource<AmxDot>> ||
+           std::is_same_v<B, TiledKeys<AmxDot, BFloat16>> ||
            std::is_same_v<B, TiledValues<AmxDot, BFloat16>>;
   }
   // Tiles of 32 keys, or few rows that make do with copies of two halves.
@@ -362,8 +363,8 @@ struct AmxDot : Bf16Base {
     return regular;
   }
 
-  // S = q.k of plain rows of K, all there: S^T = K Q^T needs no transposed K. Tiles: C 4 and 5, K 6,
-  // Q^T 7. REQUIRES: num_rows <= kPlainRows, dims % kPlainDimStep == 0, begin(_, true).
+  // S = q.k of plain rows of K, all there: S^T = K Q^T needs no transposed K. Tiles: C 4 and 5, K
+  // 6, Q^T 7. REQUIRES: num_rows <= kPlainRows, dims % kPlainDimStep == 0, begin(_, true).
   template <class T>
   static void score_rows(const BFloat16* q, std::int64_t q_stride, std::int64_t num_rows,
                          const T* const* rows, std::int64_t width, std::int64_t dims, float* s,
