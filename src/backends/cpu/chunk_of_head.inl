@@ -34,7 +34,7 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
   // nothing of it. Blocks with other buffers may be under way at the same time.
   RowBlock<Ops> row_block(const HeadRows<Ops>& head, const RowRange& range, std::int64_t buffer,
                           bool fresh) const noexcept {
-    static_assert(Ops::kRowBlock * (Ops::kPipelined ? 2 * Ops::kWideChunk : kChunk) <= kMaxScores);
+    static_assert(Ops::kRowBlock * (Ops::kPipelined ? 2 : 1) * Ops::kWideChunk <= kMaxScores);
     const std::int64_t r = range.rows.begin - head.rows.begin;
     const std::int64_t at = buffer * Ops::kRowBlock * this->chunk().width;
     return {.kv_head = head.kv_head,
@@ -74,13 +74,12 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
   }
 
   void soften_rows(const RowBlock<Ops>& block) const noexcept {
-    const std::int64_t num_rows = block.rows.size();
-    if (!this->only_scaled() || this->chunk().width != Ops::kWideChunk) {
-      this->soften(block, 0, num_rows);
-    } else if (block.all_visible) {
-      QuickSoftener<Ops, 1, false>(*this, block, 0, num_rows).finish();
-    } else {
-      QuickSoftener<Ops, 1, true>(*this, block, 0, num_rows).finish();
+    if (!this->only_scaled()) {
+      this->soften(block, 0, block.rows.size());
+    } else if (this->chunk().width == Ops::kWideChunk) {
+      soften_quickly<Ops::kWideChunk>(block);
+    } else if constexpr (Ops::kWideChunk != kChunk) {
+      soften_quickly<kChunk>(block);
     }
   }
 
@@ -162,6 +161,15 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
   }
   std::int64_t v_tile_stride() const noexcept {
     return call_.cache.format.block_size * std::int64_t{kPairTile};
+  }
+
+  template <std::int64_t kWidth>
+  void soften_quickly(const RowBlock<Ops>& block) const noexcept {
+    if (block.all_visible) {
+      QuickSoftener<Ops, 1, false, kWidth>(*this, block, 0, block.rows.size()).finish();
+    } else {
+      QuickSoftener<Ops, 1, true, kWidth>(*this, block, 0, block.rows.size()).finish();
+    }
   }
 
   // V into its panel, once.

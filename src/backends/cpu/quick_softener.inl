@@ -3,14 +3,14 @@
 
 // Softens rows [first, last) of a block whose scores are only scaled and masked, kRows at a time
 // and in parts of one vector of each: other work may be done between them, and on some cores at the
-// same time. REQUIRES: the chunk is kWideChunk wide.
+// same time. REQUIRES: the chunk is kWidth wide.
 //
 // It takes the old maximum and looks afterwards whether that was good enough, which it nearly
 // always is; else the row is done again.
-template <class Ops, int kRows, bool kMasked>
+template <class Ops, int kRows, bool kMasked, std::int64_t kWidth = Ops::kWideChunk>
 class QuickSoftener {
  public:
-  static constexpr int kParts = Ops::kWideChunk / kLanes;
+  static constexpr int kParts = kWidth / kLanes;
 
   QuickSoftener(const ScoresOfChunk<Ops>& chunk, const RowBlock<Ops>& block, std::int64_t first,
                 std::int64_t last) noexcept
@@ -36,8 +36,8 @@ class QuickSoftener {
     QUIRE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       typename Hand::Row& row = hand.row[i];
-      row.s = block_.scores + (row_ + i) * Ops::kWideChunk;
-      row.p = block_.weights + (row_ + i) * Ops::kWideChunk;
+      row.s = block_.scores + (row_ + i) * kWidth;
+      row.p = block_.weights + (row_ + i) * kWidth;
       if constexpr (kMasked) row.seen = chunk_.keys_of_row(block_, row_ + i);
       float& max = block_.states.max(row_ + i);
       if (max == kNegativeInfinity) [[unlikely]] {
@@ -83,7 +83,7 @@ class QuickSoftener {
 
   // Those that are left.
   void finish() noexcept {
-    QuickSoftener<Ops, 1, kMasked> rest(chunk_, block_, row_, last_);
+    QuickSoftener<Ops, 1, kMasked, kWidth> rest(chunk_, block_, row_, last_);
     while (rest.ready()) {
       auto hand = rest.take();
       [&]<int... kPart>(std::integer_sequence<int, kPart...>) QUIRE_INLINE_LAMBDA {

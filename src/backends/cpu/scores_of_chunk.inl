@@ -69,7 +69,7 @@ class ScoresOfChunk {
                                      &block.states.max(r), block.sums + r * kMaxLanes,
                                      block.weights + r * chunk_->width);
     };
-    constexpr int kFull = Ops::kWideChunk / kLanes;
+    constexpr int kFull = kChunk / kLanes;
     const float rescale = block.num_vectors == kFull ? soften_vectors.template operator()<kFull>()
                                                      : soften_vectors.template operator()<0>();
     if (rescale != 1.0F) scale_row(block.states, r, rescale);

@@ -13,9 +13,12 @@ inline bool ask_for_tiles() noexcept {
 
 #define QUIRE_TILE_CONFIGURE(config) asm volatile("ldtilecfg %0" ::"m"(config) : "memory")
 #define QUIRE_TILE_RELEASE() asm volatile("tilerelease" ::: "memory")
-#define QUIRE_TILE_LOAD(tile, p, stride)                                                          \
-  asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(p), "r"((std::int64_t)(stride)) : "memor" \
-                                                                                          "y")
+// It would break the string.
+// clang-format off
+#define QUIRE_TILE_LOAD(tile, p, stride)                                                \
+  asm volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(p), "r"((std::int64_t)(stride)) \
+               : "memory")
+// clang-format on
 // Of what is not read again soon.
 #define QUIRE_TILE_STREAM(tile, p, stride)                                                \
   asm volatile("tileloaddt1 (%0,%1,1), %%tmm" #tile ::"r"(p), "r"((std::int64_t)(stride)) \
