@@ -7,6 +7,8 @@
 #include "base/number_formats.h"
 
 #define QUIRE_DEVICE __device__ __forceinline__
+// What is rarely needed: kept out of the loops that call it.
+#define QUIRE_DEVICE_RARE __device__ __noinline__
 #define QUIRE_UNROLL _Pragma("unroll")
 #define QUIRE_NO_UNROLL _Pragma("unroll 1")
 
@@ -23,6 +25,20 @@ QUIRE_DEVICE int block_index() {
 }
 QUIRE_DEVICE int num_blocks() {
   return static_cast<int>(gridDim.x);
+}
+
+// Programmatic dependent launch, where the device has it: what earlier grids wrote may be read
+// after the first, and after the second the blocks of the next grid may take what this one leaves
+// free.
+QUIRE_DEVICE void wait_for_last_grid() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+QUIRE_DEVICE void let_next_grid_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
 
 // All threads of the block, or of the team, come here before one goes on; memory included.
@@ -142,6 +158,19 @@ QUIRE_DEVICE void load_matrices_transposed(std::uint32_t (&r)[4], const void* ro
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(at));
+}
+
+// An 8x8 matrix of 16-bit numbers, lane l holding row l / 4, columns 2 * (l % 4) and + 1: the same
+// of the transposed matrix.
+QUIRE_DEVICE std::uint32_t transpose_matrix(std::uint32_t two) {
+  std::uint32_t transposed;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(transposed) : "r"(two));
+  return transposed;
+}
+
+// a * b + c, rounded once.
+QUIRE_DEVICE float fused(float a, float b, float c) {
+  return __fmaf_rn(a, b, c);
 }
 
 // C += A * B in f32.

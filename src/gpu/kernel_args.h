@@ -21,7 +21,8 @@ struct alignas(16) Item {
   std::int32_t sequence;
   std::int32_t kv_head;
   std::int32_t first_row;  // packed: token * group + head in group
-  std::int32_t num_rows;
+  std::int16_t num_rows;
+  bool all_visible;  // every row sees every key of the item, by mask and alignment
   std::int32_t key_begin;
   std::int32_t key_end;
   std::int32_t split;
@@ -35,10 +36,21 @@ struct alignas(16) Item {
 };
 static_assert(sizeof(Item) == 64);
 
-// Sequences with at most this many packed rows are streamed: their teams share the keys.
+// Items go by the packed rows of their sequence to one of three kernels: up to kFewRows and up to
+// kStreamRows to the two that stream keys, the others to the one that shares them among many rows.
+enum class ItemList : std::uint8_t { kFew, kStream, kTile };
+inline constexpr int kNumLists = 3;
+inline constexpr int kFewRows = 8;
 inline constexpr int kStreamRows = 16;
-// Rows of an item of all others. 128 would read keys half as often, but spill their registers.
-inline constexpr int kTileRows = 64;
+QUIRE_HOST_DEVICE constexpr ItemList item_list(std::int64_t num_rows) {
+  if (num_rows <= kFewRows) return ItemList::kFew;
+  return num_rows <= kStreamRows ? ItemList::kStream : ItemList::kTile;
+}
+// Rows of an item of all others, by the dims of the kernel: keys are read once for all of them. 128
+// rows of more dims were no faster, in twice the shared memory.
+QUIRE_HOST_DEVICE constexpr int tile_rows(int dims) {
+  return dims == 64 ? 128 : 64;
+}
 
 // The first thing found wrong with metadata that lies on the device: what it is in the upper eight
 // bits, the sequence in the next 24, the value's position in the rest. Smaller wins.
@@ -54,12 +66,9 @@ QUIRE_HOST_DEVICE constexpr std::uint64_t fault_code(Fault fault, std::int64_t s
 
 // What the plan leaves behind, in the workspace.
 struct PlanCounts {
-  std::int32_t stream_items = 0;
-  std::int32_t tile_items = 0;
-  std::int32_t next_stream_item = 0;  // taken by thread blocks of attend, reset by the last of them
-  std::int32_t next_tile_item = 0;
-  std::int32_t done_stream = 0;  // thread blocks that found no more items
-  std::int32_t done_tile = 0;
+  std::int32_t items[kNumLists] = {};
+  std::int32_t next[kNumLists] = {};  // taken by thread blocks of attend, reset by the last of them
+  std::int32_t done[kNumLists] = {};  // thread blocks that found no more items
   std::uint64_t fault = kNoFault;
 };
 
@@ -67,11 +76,10 @@ struct PlanArgs {
   PlanSpec spec;
   BatchView batch;
   BatchBounds bounds;
-  std::int64_t max_items = 0;              // room in either list
+  std::int64_t max_items = 0;              // room in each list
   std::int64_t max_merges = 0;             // room for counters
   std::int64_t max_partial_rows = 0;       // room for partial results
-  Item* stream_items = nullptr;            // [max_items]
-  Item* tile_items = nullptr;              // [max_items]
+  Item* lists[kNumLists] = {};             // [max_items] each
   std::int32_t* merge_counters = nullptr;  // [max_merges], zeroed
   PlanCounts* counts = nullptr;
   std::uint64_t* host_fault = nullptr;  // in host memory, for the next call to find
@@ -88,6 +96,7 @@ struct AttendArgs {
   std::int32_t block_shift = -1;  // block_size is 1 << block_shift, or no power of two
   AttentionParams params;
   TensorView q;
+  bool q_in_sixteens = false;  // rows of Q can be read 16 bytes at a time
   AttentionOutput output;
 
   const Item* items = nullptr;

@@ -28,8 +28,7 @@ struct LaunchKernel {
 
 void launch_emulated(const gpu::KernelId& kernel, const EmulatedLaunch& launch, const void* args) {
   const LaunchKernel use{launch, args};
-  if (kernel.kind != gpu::KernelKind::kAttendStream &&
-      kernel.kind != gpu::KernelKind::kAttendTile) {
+  if (!gpu::is_by_format(kernel.kind)) {
     gpu::with_common_kernel(kernel, use);
     return;
   }

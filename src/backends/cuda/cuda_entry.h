@@ -8,8 +8,12 @@
 namespace quire::gpu {
 
 template <class Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads)
+__global__ void __launch_bounds__(Kernel::kThreads, Kernel::kMinBlocks)
     cuda_entry(const __grid_constant__ typename Kernel::Args args) {
+  // This grid may have been launched before the last one ended, and the next may be before this
+  // one.
+  gpu::wait_for_last_grid();
+  gpu::let_next_grid_start();
   Kernel::run(args);
 }
 

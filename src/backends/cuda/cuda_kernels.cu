@@ -5,7 +5,7 @@
 namespace quire::gpu {
 
 CudaKernel cuda_kernel(const KernelId& id) {
-  if (id.kind != KernelKind::kAttendStream && id.kind != KernelKind::kAttendTile) {
+  if (!is_by_format(id.kind)) {
     return with_common_kernel(id, MakeCudaKernel{});
   }
   switch (id.stored) {

@@ -103,10 +103,17 @@ class CudaRuntime final : public GpuRuntime {
   void launch(const KernelId& id, int num_blocks, const void* args, Stream stream) override {
     const Instance& kernel = instance(id);
     void* arguments[] = {const_cast<void*>(args)};
-    check(cudaLaunchKernel(kernel.kernel.function, dim3(static_cast<unsigned>(num_blocks)),
-                           dim3(static_cast<unsigned>(kernel.kernel.num_threads)), arguments,
-                           static_cast<std::size_t>(kernel.kernel.shared_bytes), native(stream)),
-          "launch");
+    cudaLaunchAttribute overlap{};  // with the end of the last grid (cuda_entry.h)
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(num_blocks));
+    config.blockDim = dim3(static_cast<unsigned>(kernel.kernel.num_threads));
+    config.dynamicSmemBytes = static_cast<std::size_t>(kernel.kernel.shared_bytes);
+    config.stream = native(stream);
+    config.attrs = &overlap;
+    config.numAttrs = properties_.major >= 9 ? 1 : 0;
+    check(cudaLaunchKernelExC(&config, kernel.kernel.function, arguments), "launch");
   }
 
   bool is_reachable(const void* data) override {

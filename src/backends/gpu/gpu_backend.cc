@@ -31,13 +31,22 @@ int padded_dims(const AttentionSpec& spec) {
   return 0;
 }
 
-PlanParams plan_params() {
+PlanParams plan_params(const AttentionSpec& spec) {
   PlanParams params;
   params.kv_heads_per_item = 1;
-  params.row_tile = kTileRows;
+  params.row_tile = tile_rows(padded_dims(spec));
   params.key_tile = 64;
   params.item_rows = params.row_tile;
   params.rows_per_key_read = 130;
+  // Splits as long as those that are best for keys of 512 bytes, in bytes.
+  const std::int64_t dims = spec.head_dim + (spec.kv.v_in_k ? 0 : spec.value_dim);
+  const std::int64_t key_bytes = dims * dtype_bytes(spec.kv.dtype);
+  SplitRule& split = params.split;
+  const double longer = std::clamp(512.0 / static_cast<double>(key_bytes), 0.25, 4.0);
+  for (std::int64_t* keys : {&split.min_keys, &split.unsplit_keys, &split.merge_keys}) {
+    *keys = static_cast<std::int64_t>(static_cast<double>(*keys) * longer);
+  }
+  split.min_keys = std::max(split.min_keys, params.key_tile);
   return params;
 }
 
@@ -47,7 +56,7 @@ std::int64_t value_stride(const AttentionSpec& spec) {
 
 // What one prepared batch keeps in the device's memory.
 struct DeviceLayout {
-  std::int64_t counts, merge_counters, stream_items, tile_items, sums, values, metadata, total;
+  std::int64_t counts, merge_counters, lists[kNumLists], sums, values, metadata, total;
   PlanBounds plan;
 };
 
@@ -63,8 +72,7 @@ DeviceLayout device_layout(const AttentionSpec& spec, const PlanSpec& plan,
   layout.plan = plan_bounds(plan, bounds);
   layout.counts = take(1, sizeof(PlanCounts));
   layout.merge_counters = take(layout.plan.merges, sizeof(std::int32_t));
-  layout.stream_items = take(layout.plan.items, sizeof(Item));
-  layout.tile_items = take(layout.plan.items, sizeof(Item));
+  for (std::int64_t& list : layout.lists) list = take(layout.plan.items, sizeof(Item));
   layout.sums = take(layout.plan.partial_rows, 2 * sizeof(float));
   layout.values = take(layout.plan.partial_rows, value_stride(spec) * std::int64_t{sizeof(float)});
   layout.metadata = take(metadata_layout(spec, bounds).total, 1);
@@ -115,7 +123,7 @@ class GpuPrepared final : public PreparedBatch {
               const Workspace& workspace)
       : PreparedBatch(spec, bounds, workspace),
         runtime_(runtime),
-        plan_spec(make_plan_spec(spec, plan_params())),
+        plan_spec(make_plan_spec(spec, plan_params(spec))),
         layout(device_layout(spec, plan_spec, bounds)),
         metadata(metadata_layout(spec, bounds)) {
     host_fault = static_cast<std::uint64_t*>(runtime.memory().allocate_host(sizeof(std::uint64_t)));
@@ -207,7 +215,7 @@ class GpuBackend final : public AttentionBackend {
   }
 
   WorkspaceSize do_workspace(const AttentionSpec& spec, const BatchBounds& bounds) const override {
-    const PlanSpec plan = make_plan_spec(spec, plan_params());
+    const PlanSpec plan = make_plan_spec(spec, plan_params(spec));
     return {.host_bytes = metadata_layout(spec, bounds).total,
             .device_bytes = device_layout(spec, plan, bounds).total};
   }
@@ -229,8 +237,7 @@ class GpuBackend final : public AttentionBackend {
     args.max_items = mine.layout.plan.items;
     args.max_merges = mine.layout.plan.merges;
     args.max_partial_rows = mine.layout.plan.partial_rows;
-    args.stream_items = mine.at<Item>(mine.layout.stream_items);
-    args.tile_items = mine.at<Item>(mine.layout.tile_items);
+    for (int i = 0; i < kNumLists; ++i) args.lists[i] = mine.at<Item>(mine.layout.lists[i]);
     args.merge_counters = mine.at<std::int32_t>(mine.layout.merge_counters);
     args.counts = mine.counts();
     args.host_fault = mine.host_fault;
@@ -272,6 +279,9 @@ class GpuBackend final : public AttentionBackend {
     if (std::has_single_bit(block_size)) args.block_shift = std::countr_zero(block_size);
     args.params = params;
     args.q = q;
+    args.q_in_sixteens = reinterpret_cast<std::uintptr_t>(q.data) % 16 == 0 &&
+                         q.strides[0] % 8 == 0 && q.strides[1] % 8 == 0 && q.strides[2] == 1 &&
+                         spec.head_dim % 8 == 0;
     args.output = output;
     args.merge_counters = mine.at<std::int32_t>(mine.layout.merge_counters);
     args.fault = &mine.counts()->fault;
@@ -284,22 +294,21 @@ class GpuBackend final : public AttentionBackend {
     // A graph may be replayed over any batch within the bounds.
     const std::int64_t longest = runtime_->is_capturing(stream) ? prepared.bounds().longest_query()
                                                                 : prepared.facts().max_q_len;
+    // Lists that no batch within these bounds fills are not looked at.
+    const int first = static_cast<int>(item_list(spec.head_group()));
+    const int last = static_cast<int>(item_list(longest * spec.head_group()));
     PlanCounts* counts = mine.counts();
-    args.items = mine.at<Item>(mine.layout.stream_items);
-    args.num_items = &counts->stream_items;
-    args.next_item = &counts->next_stream_item;
-    args.done = &counts->done_stream;
-    const KernelId streams = fast ? KernelId{KernelKind::kAttendStream, spec.kv.dtype, dims}
-                                  : KernelId{.kind = KernelKind::kAttendRows};
-    launch_items(streams, mine, args, stream);
-    if (longest * spec.head_group() <= kStreamRows) return;
-    args.items = mine.at<Item>(mine.layout.tile_items);
-    args.num_items = &counts->tile_items;
-    args.next_item = &counts->next_tile_item;
-    args.done = &counts->done_tile;
-    const KernelId tiles = fast ? KernelId{KernelKind::kAttendTile, spec.kv.dtype, dims}
-                                : KernelId{.kind = KernelKind::kAttendRows};
-    launch_items(tiles, mine, args, stream);
+    constexpr KernelKind kKernels[kNumLists] = {KernelKind::kAttendFew, KernelKind::kAttendStream,
+                                                KernelKind::kAttendTile};
+    for (int i = first; i <= last; ++i) {
+      args.items = mine.at<Item>(mine.layout.lists[i]);
+      args.num_items = &counts->items[i];
+      args.next_item = &counts->next[i];
+      args.done = &counts->done[i];
+      launch_items(fast ? KernelId{kKernels[i], spec.kv.dtype, dims}
+                        : KernelId{.kind = KernelKind::kAttendRows},
+                   mine, args, stream);
+    }
   }
 
   void do_merge(std::span<const Partial> partials, ArrayView<float> sinks,

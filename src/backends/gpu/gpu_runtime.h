@@ -19,11 +19,17 @@ enum class KernelKind : std::uint8_t {
   kCopyBlocks,
   kMergePartials,
   kAttendRows,
+  kAttendFew,
   kAttendStream,
   kAttendTile,
 };
 
-// A kernel, and which instance of it: `stored` and `dims` matter for kAttendStream and kAttendTile.
+// The kernels that have an instance for each format and width of K and V.
+constexpr bool is_by_format(KernelKind kind) {
+  return kind >= KernelKind::kAttendFew;
+}
+
+// A kernel, and which instance of it: `stored` and `dims` matter where is_by_format.
 struct KernelId {
   KernelKind kind = KernelKind::kPlanItems;
   DType stored = DType::kBF16;

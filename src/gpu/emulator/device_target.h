@@ -10,6 +10,7 @@
 #include "gpu/emulator/simt.h"
 
 #define QUIRE_DEVICE inline
+#define QUIRE_DEVICE_RARE inline
 #define QUIRE_UNROLL
 #define QUIRE_NO_UNROLL
 
@@ -127,6 +128,12 @@ inline void load_matrices(std::uint32_t (&r)[4], const void* row,
 inline void load_matrices_transposed(std::uint32_t (&r)[4], const void* row,
                                      simt::Site site = simt::Site::here()) {
   simt::load_matrix_x4_transposed(r, row, site);
+}
+inline std::uint32_t transpose_matrix(std::uint32_t two, simt::Site site = simt::Site::here()) {
+  return simt::transpose_matrix(two, site);
+}
+inline float fused(float a, float b, float c) {
+  return std::fma(a, b, c);
 }
 inline void multiply_add(float (&c)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
                          std::uint32_t b1, BFloat16, simt::Site site = simt::Site::here()) {

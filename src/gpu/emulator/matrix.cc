@@ -201,7 +201,28 @@ void load_matrices(const char* name, std::uint32_t* registers, const void* row, 
   run_in_team(run_load<kMatrices, kTransposed>, name, &operands, kTeamLanes, site, pc);
 }
 
+// Every lane's operand is the register that it gives and gets.
+void run_transpose(const Lanes& lanes) {
+  void* const* const team = team_of(lanes);
+  std::uint32_t elements[kRowsOfMatrix][kRowsOfMatrix];
+  for (int lane = 0; lane < kTeamLanes; ++lane) {
+    const std::uint32_t two = *static_cast<const std::uint32_t*>(team[lane]);
+    elements[lane / 4][2 * (lane % 4)] = two & 0xffff;
+    elements[lane / 4][2 * (lane % 4) + 1] = two >> 16;
+  }
+  for (int lane = 0; lane < kTeamLanes; ++lane) {
+    *static_cast<std::uint32_t*>(team[lane]) =
+        elements[2 * (lane % 4)][lane / 4] | elements[2 * (lane % 4) + 1][lane / 4] << 16;
+  }
+}
+
 }  // namespace
+
+std::uint32_t transpose_matrix(std::uint32_t two, Site site) noexcept {
+  run_in_team(run_transpose, "transpose_matrix", &two, kTeamLanes, site,
+              __builtin_return_address(0));
+  return two;
+}
 
 void mma_m16n8k16_bf16(float* d, const std::uint32_t* a, std::uint32_t b0, std::uint32_t b1,
                        Site site) noexcept {

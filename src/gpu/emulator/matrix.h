@@ -40,6 +40,10 @@ void load_matrix_x2(std::uint32_t* registers /* [2] */, const void* row,
 void load_matrix_x2_transposed(std::uint32_t* registers /* [2] */, const void* row,
                                Site site = Site::here()) noexcept;
 
+// An 8 x 8 matrix of 16-bit elements, lane l holding [l / 4][2 (l % 4), +1]: returns the same of
+// the transposed matrix (movmatrix). REQUIRES: all lanes of the team exist and take part.
+std::uint32_t transpose_matrix(std::uint32_t two, Site site = Site::here()) noexcept;
+
 // --- 64 lanes: AMD's mfma 16x16x16
 // With i = lane % 16 and q = lane / 16:
 //   a[0]: A[i][4q, 4q+1]    a[1]: A[i][4q+2, 4q+3]

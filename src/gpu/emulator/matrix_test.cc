@@ -139,6 +139,29 @@ TEST(Mfma, F16) {
   check_mfma<Float16>();
 }
 
+// Every team of a warp has a matrix of its own.
+TEST_P(Mma, TransposesARegister) {
+  std::vector<std::uint32_t> got(64);
+  const GlobalBuffer buffer(got.data(), got.size() * 4, "got", Access::kReadWrite);
+  const auto element = [](int team, int row, int column) {
+    return static_cast<std::uint32_t>(1000 * team + 8 * row + column);
+  };
+  launch("transpose", {.block = {64}, .warp_width = width()}, [element, to = got.data()] {
+    const int thread = static_cast<int>(thread_idx().x);
+    const int g = thread % 32 / 4;
+    const int t = thread % 4;
+    to[thread] =
+        transpose_matrix(element(thread / 32, g, 2 * t) | element(thread / 32, g, 2 * t + 1) << 16);
+  });
+  for (int thread = 0; thread < 64; ++thread) {
+    const int g = thread % 32 / 4;
+    const int t = thread % 4;
+    EXPECT_EQ(got[static_cast<std::size_t>(thread)],
+              element(thread / 32, 2 * t, g) | element(thread / 32, 2 * t + 1, g) << 16)
+        << thread;
+  }
+}
+
 TEST(LoadMatrix, BothOrientations) {
   launch("load", {.block = {32}, .shared_bytes = 512}, [] {
     auto* const numbers = static_cast<std::uint16_t*>(dynamic_shared());  // [4 matrices, 8, 8]

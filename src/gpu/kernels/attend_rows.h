@@ -171,14 +171,15 @@ QUIRE_DEVICE void attend_rows(const AttendArgs& args) {
     for (int row = team(); row < item.num_rows; row += kRowThreads / kTeam) {
       attend_row(args, item, row);
     }
-    const bool is_split = item.num_splits > 1;
-    if (is_split) fence();
     sync_block();
-    if (is_split) count_split(args, item, &shared.flag);
-    if (thread_index() == 0) shared.slot = num_blocks() + atomic_add(args.next_item, 1);
+    const int splits_before = count_split(args, item);
+    if (thread_index() == 0) {
+      shared.flag = is_last_split(args, item, splits_before) ? 1 : 0;
+      shared.slot = num_blocks() + atomic_add(args.next_item, 1);
+    }
     sync_block();
     index = shared.slot;
-    if (is_split && shared.flag != 0) merge_rows(args, item);
+    if (shared.flag != 0) merge_rows(args, item);
   }
   finish_items(args);
 }

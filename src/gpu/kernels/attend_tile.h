@@ -14,9 +14,6 @@
 
 namespace quire::gpu {
 
-inline constexpr int kTileTeams = 4;
-inline constexpr int kTileThreads = kTileTeams * kTeam;
-
 struct TileShared {
   Item item;
   int slot;
@@ -26,16 +23,17 @@ struct TileShared {
 template <class Stored, int kDims>
 struct TileShape {
   using Tile = KeyTile<Stored, kDims>;
-  static constexpr int kBlocks = kTileRows / (kTileTeams * kBlockRows);
+  static constexpr int kTeams = tile_rows(kDims) / RowsDown::kRows;
+  static constexpr int kThreads = kTeams * kTeam;
+  static constexpr int kBlocks = 1;                // of rows in a team
   static constexpr int kTiles = 64 / Tile::kKeys;  // that are attended to at a time
-  static constexpr int kStageBytes = kTileTeams * Tile::kBytes;
+  static constexpr int kStageBytes = kTeams * Tile::kBytes;
   static constexpr int kStages = 2;
-  using Rows = RowBlock<Stored, kDims, kTiles>;
+  using Rows = RowBlock<Stored, kDims, kTiles, RowsDown>;
   static constexpr int kSteps = kDims / 16;
-  static constexpr int kQueryBytes = kTileTeams * kBlocks * kSteps * kTeam * 16;
+  static constexpr int kQueryBytes = kTeams * kBlocks * kSteps * kTeam * 16;
   static constexpr int kScratchBytes = Rows::kScratchFloats * 4;  // of a team
-  static constexpr int kSharedBytes = kStages * kStageBytes + kQueryBytes +
-                                      kTileTeams * kScratchBytes +
+  static constexpr int kSharedBytes = kStages * kStageBytes + kQueryBytes + kTeams * kScratchBytes +
                                       static_cast<int>(sizeof(TileShared));
 };
 
@@ -45,7 +43,10 @@ class TileTeam {
   using Shape = TileShape<Stored, kDims>;
   using Tile = typename Shape::Tile;
   using Rows = typename Shape::Rows;
+  using Fragment = typename Rows::Fragment;
+  using Products = typename Rows::Products;
   static constexpr int kBlocks = Shape::kBlocks;
+  static constexpr int kTeams = Shape::kTeams;
 
   QUIRE_DEVICE TileTeam(const AttendArgs& args, const Item& item, unsigned char* memory)
       : args_(args), item_(item), stages_(memory) {
@@ -58,7 +59,7 @@ class TileTeam {
   // All teams of the block together. `flag` is shared.
   QUIRE_DEVICE void run(int* flag) {
     // Stages begin at multiples of their own length.
-    const int first = item_.key_begin / Tile::kKeys / kTileTeams * kTileTeams;
+    const int first = item_.key_begin / Tile::kKeys / kTeams * kTeams;
     const int last = (item_.key_end + Tile::kKeys - 1) / Tile::kKeys;
     TileLoader<Stored, kDims> loader;
     loader.begin(args_, item_);
@@ -67,20 +68,21 @@ class TileTeam {
     QUIRE_UNROLL
     for (int b = 0; b < kBlocks; ++b) {
       Rows& rows = rows_[b];
-      rows.start(args_, item_, (b * kTileTeams + team()) * kBlockRows);
+      rows.start(args_, item_, (b * kTeams + team()) * Rows::kRows);
       rows.template load_queries<1>(args_, item_, 0, [this, b](int step, const Fragment& fragment) {
         queries_[(b * Shape::kSteps + step) * kTeam + lane()] = fragment;
       });
     }
+    find_full_keys();
     sync_team();
     int stage = 0;
     QUIRE_NO_UNROLL
-    for (int tile = first; tile < last; tile += kTileTeams) {
+    for (int tile = first; tile < last; tile += kTeams) {
       async_wait<0>();
       sync_block();  // this stage is here, and the other one has been read
-      load(loader, tile + kTileTeams, 1 - stage);
+      load(loader, tile + kTeams, 1 - stage);
       QUIRE_NO_UNROLL
-      for (int part = 0; part < kTileTeams; part += Shape::kTiles) {
+      for (int part = 0; part < kTeams; part += Shape::kTiles) {
         attend_part((tile + part) * Tile::kKeys,
                     stages_ + stage * Shape::kStageBytes + part * Tile::kBytes, flag);
       }
@@ -104,7 +106,7 @@ class TileTeam {
   QUIRE_DEVICE void load(TileLoader<Stored, kDims>& loader, int tile, int stage) {
     loader.load(args_, item_, tile + team(),
                 stages_ + stage * Shape::kStageBytes + team() * Tile::kBytes,
-                tile + kTileTeams + team());
+                tile + kTeams + team());
     // Tiles past the end are not loaded, but multiplied with weights of 0.
     if ((tile + team()) * Tile::kKeys >= item_.key_end && tile * Tile::kKeys < item_.key_end) {
       auto* at =
@@ -122,12 +124,8 @@ class TileTeam {
     const auto queries = [this](int b, int step) {
       return queries_[(b * Shape::kSteps + step) * kTeam + lane()];
     };
-    QUIRE_UNROLL
-    for (int t = 0; t < Shape::kTiles; ++t) {
-      Tile::template multiply_keys<kBlocks>(
-          tiles + t * Tile::kBytes, queries,
-          [&s, t](int b, int n) -> float(&)[4] { return s[b][t * (Tile::kKeys / 8) + n]; });
-    }
+    Products::template multiply_keys<kBlocks, Shape::kTiles>(
+        tiles, queries, [&s](int b, int n) -> float(&)[4] { return s[b][n]; });
     QUIRE_UNROLL
     for (int b = 0; b < kBlocks; ++b) {
       rows_[b].weigh(args_, item_, first_key, tiles, scratch_, s[b]);
@@ -144,7 +142,7 @@ class TileTeam {
   QUIRE_DEVICE void add_values(const unsigned char* tiles, typename Rows::Scores (&s)[kBlocks]) {
     QUIRE_UNROLL
     for (int t = 0; t < Shape::kTiles; ++t) {
-      Tile::template multiply_values<kBlocks>(
+      Products::template multiply_values<kBlocks>(
           tiles + t * Tile::kBytes,
           [&s, t](int b, int n) -> float(&)[4] { return s[b][t * (Tile::kKeys / 8) + n]; },
           [this](int b, int n) -> float(&)[4] { return rows_[b].o[n]; });
@@ -153,18 +151,24 @@ class TileTeam {
 
   // Whether some row of the item may not see some key of a part; the same for all teams.
   QUIRE_DEVICE bool hides_some(int first_key) const {
-    if (rows_[0].by_element) return true;
-    if (args_.alignment == Alignment::kUnaligned) return false;
+    return first_key < full_begin_ || first_key + Rows::kKeys > full_end_;
+  }
+  // The keys that all rows of the item see, by mask and alignment.
+  QUIRE_DEVICE void find_full_keys() {
+    full_begin_ = rows_[0].by_element ? item_.key_end : item_.key_begin;
+    full_end_ = item_.key_end;
+    if (item_.all_visible || rows_[0].by_element || args_.alignment == Alignment::kUnaligned) {
+      return;
+    }
     SequenceView sequence;
     sequence.q_len = item_.q_len;
     sequence.kv_len = item_.kv_len;
     const int first_token = item_.first_row / args_.group;
     const int last_token = (item_.first_row + item_.num_rows - 1) / args_.group;
-    const KeyRange low =
-        positions_seen(args_.mask, query_position(sequence, first_token), item_.kv_len);
-    const KeyRange high =
-        positions_seen(args_.mask, query_position(sequence, last_token), item_.kv_len);
-    return first_key < high.begin || first_key + Rows::kKeys > low.end;
+    full_begin_ = static_cast<int>(
+        positions_seen(args_.mask, query_position(sequence, last_token), item_.kv_len).begin);
+    full_end_ = static_cast<int>(
+        positions_seen(args_.mask, query_position(sequence, first_token), item_.kv_len).end);
   }
 
   // Infinite and NaN values reach only the rows that see them.
@@ -172,7 +176,7 @@ class TileTeam {
                                         const typename Rows::Scores (&s)[kBlocks], int* flag) {
     bool found = false;
     QUIRE_NO_UNROLL
-    for (int t = team(); t < Shape::kTiles; t += kTileTeams) {
+    for (int t = team(); t < Shape::kTiles; t += kTeams) {
       found = found || Tile::has_non_finite_values(tiles + t * Tile::kBytes);
     }
     sync_block();  // the flag has been read by all
@@ -186,13 +190,13 @@ class TileTeam {
       Rows::to_scratch(s[b], scratch_);
       QUIRE_NO_UNROLL
       for (int t = 0; t < Shape::kTiles; ++t) {
-        Tile::add_non_finite(tiles + t * Tile::kBytes, scratch_ + t * Tile::kKeys, Rows::kKeys,
-                             rows_[b].o);
+        add_non_finite<Stored, kDims, RowsDown>(
+            tiles + t * Tile::kBytes, scratch_ + t * Tile::kKeys, Rows::kKeys, rows_[b].o);
       }
     }
     sync_block();  // all teams have added them
     QUIRE_NO_UNROLL
-    for (int t = team(); t < Shape::kTiles; t += kTileTeams) {
+    for (int t = team(); t < Shape::kTiles; t += kTeams) {
       Tile::clear_non_finite(tiles + t * Tile::kBytes);
     }
     sync_block();
@@ -207,12 +211,12 @@ class TileTeam {
     float factor = rows.v_unit;
     if (is_split) {
       if (lane() % 4 == 0) {
-        args_.partial_sums[2 * partial] = rows.maximum[h];
+        args_.partial_sums[2 * partial] = rows.maximum(h);
         args_.partial_sums[2 * partial + 1] = rows.sum[h];
       }
     } else {
       to = output_row(args_, item_, row);
-      factor *= finish_row(args_, to, rows.maximum[h], rows.sum[h], lane() % 4 == 0);
+      factor *= finish_row(args_, to, rows.maximum(h), rows.sum[h], lane() % 4 == 0);
     }
     const int value_dim = args_.cache.value_dim;
     const MutableTensorView& out = args_.output.out;
@@ -221,7 +225,7 @@ class TileTeam {
     for (int n = 0; n < kDims / 8; ++n) {
       QUIRE_UNROLL
       for (int c = 0; c < 2; ++c) {
-        const int dim = Tile::value_dim(n, 2 * (lane() % 4) + c);
+        const int dim = Products::value_dim(n, c);
         if (dim >= value_dim) continue;
         const float x = rows.o[n][2 * h + c] * factor;
         if (is_split) {
@@ -242,6 +246,8 @@ class TileTeam {
   unsigned char* stages_;
   Fragment* queries_;
   float* scratch_;
+  int full_begin_ = 0;
+  int full_end_ = 0;
   Rows rows_[kBlocks];
 };
 
@@ -254,7 +260,7 @@ QUIRE_DEVICE void attend_tile(const AttendArgs& args) {
   int index = block_index();
   QUIRE_NO_UNROLL
   while (index < num_items) {
-    fetch_item(args, index, &shared.item);
+    store_item_piece(&shared.item, load_item_piece(args, index));
     int taken = 0;
     if (thread_index() == 0) taken = num_blocks() + atomic_add(args.next_item, 1);
     sync_block();
@@ -265,12 +271,12 @@ QUIRE_DEVICE void attend_tile(const AttendArgs& args) {
       state.store();
     }
     const bool is_split = item.num_splits > 1;
-    if (is_split) fence();
     if (thread_index() == 0) shared.slot = taken;
     sync_block();
     index = shared.slot;
     if (is_split) {
-      count_split(args, item, &shared.flag);
+      const int splits_before = count_split(args, item);
+      if (thread_index() == 0) shared.flag = is_last_split(args, item, splits_before) ? 1 : 0;
       sync_block();
       if (shared.flag != 0) merge_rows(args, item);
       sync_block();

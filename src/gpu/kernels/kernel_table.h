@@ -18,72 +18,87 @@
 
 namespace quire::gpu {
 
-struct PlanItemsKernel {
+// What a kernel says of itself unless it says otherwise.
+struct KernelDefaults {
+  static constexpr int kMinBlocks = 1;  // that a processor must hold: bounds the registers
+};
+
+struct PlanItemsKernel : KernelDefaults {
   using Args = PlanArgs;
   static constexpr int kThreads = kPlanThreads;
   static constexpr int kSharedBytes = sizeof(PlanShared);
   QUIRE_DEVICE static void run(const Args& args) { plan_items(args); }
 };
-struct CheckBlocksKernel {
+struct CheckBlocksKernel : KernelDefaults {
   using Args = CheckArgs;
   static constexpr int kThreads = kCheckThreads;
   static constexpr int kSharedBytes = 0;
   QUIRE_DEVICE static void run(const Args& args) { check_blocks(args); }
 };
-struct AppendRowsKernel {
+struct AppendRowsKernel : KernelDefaults {
   using Args = AppendArgs;
   static constexpr int kThreads = kAppendThreads;
   static constexpr int kSharedBytes = 0;
   QUIRE_DEVICE static void run(const Args& args) { append_rows(args); }
 };
-struct CopyBlocksKernel {
+struct CopyBlocksKernel : KernelDefaults {
   using Args = CopyArgs;
   static constexpr int kThreads = kCopyThreads;
   static constexpr int kSharedBytes = 0;
   QUIRE_DEVICE static void run(const Args& args) { copy_blocks(args); }
 };
-struct MergePartialsKernel {
+struct MergePartialsKernel : KernelDefaults {
   using Args = MergeArgs;
   static constexpr int kThreads = kMergeThreads;
   static constexpr int kSharedBytes = 0;
   QUIRE_DEVICE static void run(const Args& args) { merge_partials(args); }
 };
-struct AttendRowsKernel {
+struct AttendRowsKernel : KernelDefaults {
   using Args = AttendArgs;
   static constexpr int kThreads = kRowThreads;
   static constexpr int kSharedBytes = sizeof(RowShared);
   QUIRE_DEVICE static void run(const Args& args) { attend_rows(args); }
 };
-template <class Stored, int kDims>
-struct AttendStreamKernel {
+template <class Stored, int kDims, int kGroups>
+struct AttendStreamKernel : KernelDefaults {
   using Args = AttendArgs;
-  static constexpr int kThreads = kStreamThreads;
-  static constexpr int kSharedBytes = StreamShape<Stored, kDims>::kSharedBytes;
-  QUIRE_DEVICE static void run(const Args& args) { attend_stream<Stored, kDims>(args); }
+  static constexpr int kThreads = StreamShape<Stored, kDims, kGroups>::kThreads;
+  static constexpr int kSharedBytes = StreamShape<Stored, kDims, kGroups>::kSharedBytes;
+  static constexpr int kMinBlocks = StreamShape<Stored, kDims, kGroups>::kMinBlocks;
+  QUIRE_DEVICE static void run(const Args& args) { attend_stream<Stored, kDims, kGroups>(args); }
 };
 
 template <class Stored, int kDims>
-struct AttendTileKernel {
+struct AttendTileKernel : KernelDefaults {
   using Args = AttendArgs;
-  static constexpr int kThreads = kTileThreads;
+  static constexpr int kThreads = TileShape<Stored, kDims>::kThreads;
   static constexpr int kSharedBytes = TileShape<Stored, kDims>::kSharedBytes;
   QUIRE_DEVICE static void run(const Args& args) { attend_tile<Stored, kDims>(args); }
 };
+
+template <class Stored, int kDims, class Use>
+auto with_kernel_of_dims(const KernelId& id, Use&& use) {
+  switch (id.kind) {
+    case KernelKind::kAttendFew:
+      return use(AttendStreamKernel<Stored, kDims, kFewRows / 8>{});
+    case KernelKind::kAttendStream:
+      return use(AttendStreamKernel<Stored, kDims, kStreamRows / 8>{});
+    default:
+      return use(AttendTileKernel<Stored, kDims>{});
+  }
+}
 
 // use(instance), where the instance's type is the kernel. The kernels for one stored format are
 // compiled apart from those for the others.
 template <class Stored, class Use>
 auto with_stored_kernel(const KernelId& id, Use&& use) {
-  const bool streams = id.kind == KernelKind::kAttendStream;
   switch (id.dims) {
     case 64:
-      return streams ? use(AttendStreamKernel<Stored, 64>{}) : use(AttendTileKernel<Stored, 64>{});
+      return with_kernel_of_dims<Stored, 64>(id, use);
     case 128:
-      return streams ? use(AttendStreamKernel<Stored, 128>{})
-                     : use(AttendTileKernel<Stored, 128>{});
+      return with_kernel_of_dims<Stored, 128>(id, use);
     default:
-      return streams ? use(AttendStreamKernel<Stored, 256>{})
-                     : use(AttendTileKernel<Stored, 256>{});
+      return with_kernel_of_dims<Stored, 256>(id, use);
   }
 }
 

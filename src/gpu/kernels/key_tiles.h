@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of keys and values in shared memory: how they get there from any paged cache, and the two
-// products with them. A tile holds the K rows of kKeys keys, then their V rows, then (8-bit only)
+// Tiles of keys and values in shared memory, and how they get there from any paged cache. A tile
+// holds the K rows of kKeys keys, then their V rows, then (8-bit only)
 // their scales; rows are padded to kDims. 16-byte chunks of a row are permuted by its key so that
 // neither copies nor matrix loads meet in a bank.
 #pragma once
@@ -14,13 +14,10 @@
 
 namespace quire::gpu {
 
-// The left side of a product, 16 rows by 16.
-using Fragment = Sixteen;
-
 template <class Stored, int kDims>
 struct KeyTile {
   static constexpr bool kIs16Bit = sizeof(Stored) == 2;
-  static constexpr int kKeys = kIs16Bit ? 16 : 32;
+  static constexpr int kKeys = kIs16Bit ? 16 : 32;  // 32 keys of 64 16-bit dims were 5 % slower
   static constexpr int kRowBytes = kDims * static_cast<int>(sizeof(Stored));
   static constexpr int kChunks = kRowBytes / 16;
   static constexpr int kTensorBytes = kKeys * kRowBytes;
@@ -37,25 +34,33 @@ struct KeyTile {
   };
   using Compute = typename ComputeOf<kIs16Bit, Stored>::Type;
   static constexpr bool kScalesQueries = !kIs16Bit;
-  static constexpr int kSteps = kDims / 16;
 
-  QUIRE_DEVICE static int k_chunk(int key, int chunk) {
-    return chunk ^ (kIs16Bit ? key & 7 : (key & 1) << 2 & (kChunks - 1));
+  // 16-bit: where chunk 2 * pair + odd of a row lies, permuted as any chunk.
+  // Of the pairs only the lower two bits are: the rest are constants of the address.
+  QUIRE_DEVICE static int matrix_row(int key, int pair, int odd) {
+    const int permuted = (16 * odd) ^ (16 * (key & 7));
+    return key * kRowBytes + (permuted ^ (32 * (pair % 4))) + 128 * (pair / 4);
   }
-  QUIRE_DEVICE static int v_chunk(int key, int chunk) {
-    return chunk ^ (kIs16Bit ? key & 7 : (key >> 1 & 3) << 1 & (kChunks - 1));
+  // What is XORed to the chunks of a key's row; swizzle(a + b) is swizzle(a) ^ swizzle(b) where a
+  // and b have no bit in common.
+  QUIRE_DEVICE static constexpr int k_swizzle(int key) {
+    return kIs16Bit ? key & 7 : (key & 1) << 2 & (kChunks - 1);
   }
+  QUIRE_DEVICE static constexpr int v_swizzle(int key) {
+    return kIs16Bit ? key & 7 : (key >> 1 & 3) << 1 & (kChunks - 1);
+  }
+  QUIRE_DEVICE static int v_chunk(int key, int chunk) { return chunk ^ v_swizzle(key); }
 
-  // The dim that number c of half `half` of a query's register in step `step` stands for; 8-bit
-  // keys are read 16 neighbouring dims at a time.
-  QUIRE_DEVICE static int query_dim(int step, int quarter, int half, int c) {
-    if constexpr (kIs16Bit) return 16 * step + 8 * half + 2 * quarter + c;
-    return step / 4 * 64 + quarter * 16 + step % 4 * 4 + 2 * half + c;
+  // 8-bit: 16 dims of key first_key + l / 4, those of part `part` that belong to this lane.
+  QUIRE_DEVICE static Sixteen k_sixteen(const unsigned char* tile, int first_key, int part) {
+    const int key = first_key + lane() / 4;
+    return *reinterpret_cast<const Sixteen*>(tile + key * kRowBytes +
+                                             16 * ((4 * part + lane() % 4) ^ k_swizzle(key)));
   }
-  // The dim of column `column` of group n of the values.
-  QUIRE_DEVICE static int value_dim(int n, int column) {
-    if constexpr (kIs16Bit) return 8 * n + column;
-    return n / 4 * 32 + 4 * column + n % 4;
+  // 8-bit: byte i of either word, widened.
+  QUIRE_DEVICE static std::uint32_t pair(std::uint32_t low, std::uint32_t high, int i) {
+    const auto selector = static_cast<std::uint32_t>(i | (4 + i) << 4);
+    return two_halves(select_bytes(low, high, selector), 0, Stored{});
   }
 
   QUIRE_DEVICE static float key_scale(const unsigned char* tile, int key) {
@@ -63,115 +68,6 @@ struct KeyTile {
   }
   QUIRE_DEVICE static float value_scale(const unsigned char* tile, int key) {
     return reinterpret_cast<const float*>(tile + 2 * kTensorBytes)[kKeys + key];
-  }
-
-  // s += Q K^T for kBlocks blocks of 16 rows: q(block, step) is a fragment of Q for 16 dims,
-  // s(block, n) the scores of the rows of a block and of keys 8 * n and on.
-  template <int kBlocks, class Queries, class Scores>
-  QUIRE_DEVICE static void multiply_keys(const unsigned char* tile, const Queries& q,
-                                         const Scores& s) {
-    if constexpr (kIs16Bit) {
-      QUIRE_UNROLL
-      for (int step = 0; step < kSteps; ++step) {
-        // Keys 0-7 of the lower and the upper eight dims, then keys 8-15.
-        const int key = lane() % 8 + lane() / 16 * 8;
-        const int chunk = 2 * step + lane() / 8 % 2;
-        std::uint32_t r[4];
-        load_matrices(r, tile + key * kRowBytes + 16 * k_chunk(key, chunk));
-        QUIRE_UNROLL
-        for (int block = 0; block < kBlocks; ++block) {
-          const Fragment a = q(block, step);
-          multiply_add(s(block, 0), a.x, r[0], r[1], Compute{});
-          multiply_add(s(block, 1), a.x, r[2], r[3], Compute{});
-        }
-      }
-    } else {
-      QUIRE_UNROLL
-      for (int part = 0; part < kDims / 64; ++part) {
-        Sixteen keys[kKeys / 8];
-        QUIRE_UNROLL
-        for (int n = 0; n < kKeys / 8; ++n) {
-          const int key = 8 * n + lane() / 4;
-          keys[n] = *reinterpret_cast<const Sixteen*>(tile + key * kRowBytes +
-                                                      16 * k_chunk(key, 4 * part + lane() % 4));
-        }
-        QUIRE_UNROLL
-        for (int i = 0; i < 4; ++i) {
-          QUIRE_UNROLL
-          for (int block = 0; block < kBlocks; ++block) {
-            const Fragment a = q(block, 4 * part + i);
-            QUIRE_UNROLL
-            for (int n = 0; n < kKeys / 8; ++n) {
-              multiply_add(s(block, n), a.x, two_halves(keys[n].x[i], 0, Stored{}),
-                           two_halves(keys[n].x[i], 1, Stored{}), Compute{});
-            }
-          }
-        }
-      }
-    }
-  }
-
-  // The weights of 16 keys as the left side of a product.
-  QUIRE_DEVICE static void pack_weights(const float (&low)[4], const float (&high)[4],
-                                        std::uint32_t (&p)[4]) {
-    p[0] = pack(low[0], low[1], Compute{});
-    p[1] = pack(low[2], low[3], Compute{});
-    p[2] = pack(high[0], high[1], Compute{});
-    p[3] = pack(high[2], high[3], Compute{});
-  }
-
-  // o += P V; p(block, n) are weights as s above, o(block, n) the values of dims 8 * n and on.
-  template <int kBlocks, class Weights, class Values>
-  QUIRE_DEVICE static void multiply_values(const unsigned char* tile, const Weights& weights,
-                                           const Values& o) {
-    const unsigned char* values = tile + kTensorBytes;
-    QUIRE_UNROLL
-    for (int half = 0; half < kKeys / 16; ++half) {
-      std::uint32_t p[kBlocks][4];
-      QUIRE_UNROLL
-      for (int block = 0; block < kBlocks; ++block) {
-        pack_weights(weights(block, 2 * half), weights(block, 2 * half + 1), p[block]);
-      }
-      if constexpr (kIs16Bit) {
-        QUIRE_UNROLL
-        for (int n = 0; n < kDims / 16; ++n) {
-          // Keys 0-7 and 8-15 of the lower eight dims, then of the upper eight.
-          const int key = lane() % 16;
-          std::uint32_t r[4];
-          load_matrices_transposed(
-              r, values + key * kRowBytes + 16 * v_chunk(key, 2 * n + lane() / 16));
-          QUIRE_UNROLL
-          for (int block = 0; block < kBlocks; ++block) {
-            multiply_add(o(block, 2 * n), p[block], r[0], r[1], Compute{});
-            multiply_add(o(block, 2 * n + 1), p[block], r[2], r[3], Compute{});
-          }
-        }
-      } else {
-        QUIRE_UNROLL
-        for (int part = 0; part < kDims / 32; ++part) {
-          std::uint32_t words[4];  // four dims of each of four keys
-          QUIRE_UNROLL
-          for (int i = 0; i < 4; ++i) {
-            const int key = 16 * half + 2 * (lane() % 4) + i % 2 + 8 * (i / 2);
-            const int chunk = v_chunk(key, 2 * part + lane() / 16);
-            words[i] = *reinterpret_cast<const std::uint32_t*>(values + key * kRowBytes +
-                                                               16 * chunk + lane() / 4 % 4 * 4);
-          }
-          QUIRE_UNROLL
-          for (int i = 0; i < 4; ++i) {
-            const std::uint32_t selector = static_cast<std::uint32_t>(i | (4 + i) << 4);
-            const std::uint32_t low =
-                two_halves(select_bytes(words[0], words[1], selector), 0, Stored{});
-            const std::uint32_t high =
-                two_halves(select_bytes(words[2], words[3], selector), 0, Stored{});
-            QUIRE_UNROLL
-            for (int block = 0; block < kBlocks; ++block) {
-              multiply_add(o(block, 4 * part + i), p[block], low, high, Compute{});
-            }
-          }
-        }
-      }
-    }
   }
 
   QUIRE_DEVICE static float value_at(const unsigned char* tile, int key, int dim) {
@@ -192,27 +88,6 @@ struct KeyTile {
     return any(found);
   }
 
-  // Adds the values of keys that have an infinite or NaN one, leaving out weights of 0: where some
-  // row does not see such a key, 0 * NaN must not reach it. weights [16, stride] are in shared
-  // memory, those of this tile's first key first.
-  QUIRE_DEVICE static void add_non_finite(const unsigned char* tile, const float* weights,
-                                          int stride, float (&o)[kDims / 8][4]) {
-    QUIRE_NO_UNROLL
-    for (int key = 0; key < kKeys; ++key) {
-      if (!is_non_finite(tile, key)) continue;
-      const float lower = weights[lane() / 4 * stride + key];
-      const float upper = weights[(lane() / 4 + 8) * stride + key];
-      QUIRE_UNROLL
-      for (int n = 0; n < kDims / 8; ++n) {
-        QUIRE_UNROLL
-        for (int c = 0; c < 2; ++c) {
-          const float value = value_at(tile, key, value_dim(n, 2 * (lane() % 4) + c));
-          if (lower != 0.0F) o[n][c] += lower * value;
-          if (upper != 0.0F) o[n][2 + c] += upper * value;
-        }
-      }
-    }
-  }
   // Makes the values of those keys zeros, when all have been added.
   QUIRE_DEVICE static void clear_non_finite(unsigned char* tile) {
     QUIRE_NO_UNROLL
@@ -248,30 +123,43 @@ class TileLoader {
     key_begin_ = item.key_begin;
     key_end_ = item.key_end;
     kv_head_ = item.kv_head;
-    table_begin_ = item.table_begin;
+    const bool is_ragged = args.batch.kv.blocks.kind == BlockTables::Kind::kRagged;
+    table_ = is_ragged ? nullptr : args.batch.kv.blocks.indices.data + item.table_begin;
+    first_source_row_ = item.table_begin;
     // Sixteen keys in a row lie in one block: their addresses follow from the first.
-    by_blocks_ = args.batch.kv.blocks.kind != BlockTables::Kind::kRagged &&
-                 args.cache.format.block_size % kRun == 0 && args.batch.tree_mask.begins.size == 0;
+    by_blocks_ = !is_ragged && args.cache.format.block_size % kRun == 0 &&
+                 args.batch.tree_mask.begins.size == 0;
     const KvCacheView& cache = args.cache;
-    const int chunk = lane() % Tile::kChunks;
-    const int row = lane() / Tile::kChunks;
-    k_lane_ = static_cast<const unsigned char*>(cache.k) + 16 * chunk +
-              kSize * (kv_head_ * cache.k_strides.head + row * cache.k_strides.token);
+    k_lane_ = static_cast<const unsigned char*>(cache.k) + 16 * lane_chunk() +
+              kSize * kv_head_ * cache.k_strides.head;
     v_lane_ = static_cast<const unsigned char*>(cache.format.v_in_k ? cache.k : cache.v) +
-              16 * chunk + kSize * (kv_head_ * cache.v_strides.head + row * cache.v_strides.token);
+              16 * lane_chunk() + kSize * kv_head_ * cache.v_strides.head;
+    if (by_blocks_) {
+      k_lane_ += kSize * lane_row() * cache.k_strides.token;
+      v_lane_ += kSize * lane_row() * cache.v_strides.token;
+    }
   }
 
-  // Reads the block of this lane's key of a tile, for the load that follows.
+  // Reads the block of this lane's key of a tile, for the load that follows. Nothing here waits for
+  // it.
   QUIRE_DEVICE void look_up(const AttendArgs& args, const Item& item, int tile) {
-    const int run = by_blocks_ ? kRun : 1;
-    const int key = tile * Tile::kKeys + lane() % Tile::kKeys / run * run;
-    bool wanted = (key < key_end_) & (key + run > key_begin_);
-    if (wanted && args.batch.tree_mask.begins.size != 0) {
-      const SequenceView sequence = item_sequence(args, item);
-      wanted = sequence.tree_bits == nullptr ||
-               is_seen_in_tree(args.mask, sequence, first_old_key_seen(args.mask, sequence), key);
+    const int offset = by_blocks_ ? lane() % Tile::kKeys & -kRun : lane() % Tile::kKeys;
+    const int key = tile * Tile::kKeys + offset;
+    wanted_ = (key < key_end_) & (key + (by_blocks_ ? kRun : 1) > key_begin_);
+    if (args.batch.tree_mask.begins.size != 0 && wanted_) {
+      wanted_ = is_seen_by_some(args, item, key);
     }
-    place_ = wanted ? key_place(args, table_begin_, key) : KeyPlace{-1, 0};
+    const int block_size = args.cache.format.block_size;
+    const int index = args.block_shift >= 0
+                          ? key >> args.block_shift
+                          : static_cast<unsigned>(key) / static_cast<unsigned>(block_size);
+    token_ = key - index * block_size;
+    if (table_ == nullptr) {
+      block_ = key;
+      token_ = 0;
+    } else if (wanted_) {
+      block_ = table_[index];
+    }
   }
 
   // Starts the copy of the tile that was looked up, then looks up the next.
@@ -292,14 +180,33 @@ class TileLoader {
   static constexpr int kRun = 16;
   static constexpr std::int64_t kNowhere = INT64_MIN;  // strides may be negative
   static constexpr std::int64_t kSize = sizeof(Stored);
-  static constexpr int kCopies = Tile::kKeys * Tile::kChunks / kTeam;
   static constexpr int kRowsPerCopy = kTeam / Tile::kChunks;
+  static constexpr int kCopies = Tile::kKeys / kRowsPerCopy;
   static_assert(kRowsPerCopy >= 1 && kTeam % Tile::kChunks == 0);
 
-  QUIRE_DEVICE static std::int64_t row_bytes_at(const KvStrides& strides, const KeyPlace& place,
-                                                int head) {
-    return kSize *
-           (place.block * strides.block + head * strides.head + place.token * strides.token);
+  // In every copy a lane brings the same chunk of a row, kRowsPerCopy rows further on.
+  QUIRE_DEVICE static int lane_chunk() { return lane() % Tile::kChunks; }
+  QUIRE_DEVICE static int lane_row() { return lane() / Tile::kChunks; }
+  QUIRE_DEVICE static int k_offset(int copy) {
+    const int permuted = 16 * (lane_chunk() ^ Tile::k_swizzle(lane_row()));
+    return lane_row() * Tile::kRowBytes + (permuted ^ (16 * Tile::k_swizzle(copy * kRowsPerCopy))) +
+           copy * kRowsPerCopy * Tile::kRowBytes;
+  }
+  QUIRE_DEVICE static int v_offset(int copy) {
+    const int permuted = 16 * (lane_chunk() ^ Tile::v_swizzle(lane_row()));
+    return Tile::kTensorBytes + lane_row() * Tile::kRowBytes +
+           (permuted ^ (16 * Tile::v_swizzle(copy * kRowsPerCopy))) +
+           copy * kRowsPerCopy * Tile::kRowBytes;
+  }
+
+  QUIRE_DEVICE_RARE static bool is_seen_by_some(const AttendArgs& args, const Item& item, int key) {
+    const SequenceView sequence = item_sequence(args, item);
+    return sequence.tree_bits == nullptr ||
+           is_seen_in_tree(args.mask, sequence, first_old_key_seen(args.mask, sequence), key);
+  }
+
+  QUIRE_DEVICE std::int64_t source_block() const {
+    return table_ == nullptr ? first_source_row_ + block_ : std::int64_t{block_};
   }
 
   QUIRE_DEVICE void load_blocks(const AttendArgs& args, int first_key, unsigned char* to) {
@@ -310,11 +217,10 @@ class TileLoader {
     if (whole & whole_rows) {
       copy_blocks(args, to, [](int) { return true; });
     } else {
-      const int chunk = lane() % Tile::kChunks;
       const auto first_wanted = static_cast<unsigned>(key_begin_ - first_key);  // wraps below 0
       const auto num_wanted = static_cast<unsigned>(key_end_ - key_begin_);
-      const bool k_dims = 16 * chunk < cache.head_dim * kSize;
-      const bool v_dims = 16 * chunk < cache.value_dim * kSize;
+      const bool k_dims = 16 * lane_chunk() < cache.head_dim * kSize;
+      const bool v_dims = 16 * lane_chunk() < cache.value_dim * kSize;
       copy_blocks(args, to, [=](int row) {
         const bool wanted =
             static_cast<unsigned>(row >= 0 ? row : ~row) - first_wanted < num_wanted;
@@ -324,7 +230,7 @@ class TileLoader {
     if constexpr (!Tile::kIs16Bit) {
       if (cache.format.scales == ScaleGranularity::kPerTokenHead) {
         const int key = first_key + lane();
-        load_scales(args, to, {place_.block, place_.token + lane() % kRun},
+        load_scales(args, to, {block_, token_ + lane() % kRun},
                     (key >= key_begin_) & (key < key_end_));
       }
     }
@@ -336,27 +242,23 @@ class TileLoader {
     const KvCacheView& cache = args.cache;
     const std::int64_t k_step = kRowsPerCopy * kSize * cache.k_strides.token;
     const std::int64_t v_step = kRowsPerCopy * kSize * cache.v_strides.token;
-    const std::int64_t k_own =
-        kSize * (place_.block * cache.k_strides.block + place_.token * cache.k_strides.token);
-    const std::int64_t v_own =
-        kSize * (place_.block * cache.v_strides.block + place_.token * cache.v_strides.token);
-    const int chunk = lane() % Tile::kChunks;
-    const int first_row = lane() / Tile::kChunks;
+    constexpr int kCopiesPerRun = kRun / kRowsPerCopy;
     QUIRE_UNROLL
     for (int run = 0; run < Tile::kKeys / kRun; ++run) {
       // Lanes 16 * run and on looked up this run.
+      const bool is_own = Tile::kKeys == kRun;
+      const std::int64_t block = is_own ? block_ : shuffle(block_, run * kRun);
+      const std::int64_t token = is_own ? token_ : shuffle(token_, run * kRun);
       const unsigned char* k_at =
-          k_lane_ + (Tile::kKeys == kRun ? k_own : shuffle64(k_own, run * kRun));
+          k_lane_ + kSize * (block * cache.k_strides.block + token * cache.k_strides.token);
       const unsigned char* v_at =
-          v_lane_ + (Tile::kKeys == kRun ? v_own : shuffle64(v_own, run * kRun));
+          v_lane_ + kSize * (block * cache.v_strides.block + token * cache.v_strides.token);
       QUIRE_UNROLL
-      for (int i = 0; i < kRun / kRowsPerCopy; ++i) {
-        const int row = run * kRun + i * kRowsPerCopy + first_row;
-        async_copy16(to + row * Tile::kRowBytes + 16 * Tile::k_chunk(row, chunk), k_at,
-                     wanted(row));
-        async_copy16(
-            to + Tile::kTensorBytes + row * Tile::kRowBytes + 16 * Tile::v_chunk(row, chunk), v_at,
-            wanted(~row));
+      for (int i = 0; i < kCopiesPerRun; ++i) {
+        const int copy = run * kCopiesPerRun + i;
+        const int row = copy * kRowsPerCopy + lane_row();
+        async_copy16(to + k_offset(copy), k_at, wanted(row));
+        async_copy16(to + v_offset(copy), v_at, wanted(~row));
         k_at += k_step;
         v_at += v_step;
       }
@@ -365,29 +267,27 @@ class TileLoader {
 
   QUIRE_DEVICE void load_keys(const AttendArgs& args, unsigned char* to) {
     const KvCacheView& cache = args.cache;
-    const auto* k = static_cast<const unsigned char*>(cache.k);
-    const auto* v = static_cast<const unsigned char*>(cache.format.v_in_k ? cache.k : cache.v);
-    const bool wanted = place_.block >= 0;
-    const std::int64_t k_own = wanted ? row_bytes_at(cache.k_strides, place_, kv_head_) : kNowhere;
-    const std::int64_t v_own = wanted ? row_bytes_at(cache.v_strides, place_, kv_head_) : kNowhere;
-    const int chunk = lane() % Tile::kChunks;
-    const bool k_dims = 16 * chunk < cache.head_dim * kSize;
-    const bool v_dims = 16 * chunk < cache.value_dim * kSize;
+    const std::int64_t block = source_block();
+    const auto bytes_at = [&](const KvStrides& strides) {
+      return wanted_ ? kSize * (block * strides.block + token_ * strides.token) : kNowhere;
+    };
+    const std::int64_t k_own = bytes_at(cache.k_strides);
+    const std::int64_t v_own = bytes_at(cache.v_strides);
+    const bool k_dims = 16 * lane_chunk() < cache.head_dim * kSize;
+    const bool v_dims = 16 * lane_chunk() < cache.value_dim * kSize;
     QUIRE_UNROLL
-    for (int i = 0; i < kCopies; ++i) {
-      const int row = i * kRowsPerCopy + lane() / Tile::kChunks;
+    for (int copy = 0; copy < kCopies; ++copy) {
+      const int row = copy * kRowsPerCopy + lane_row();
       const std::int64_t k_row = shuffle64(k_own, row);
       const std::int64_t v_row = shuffle64(v_own, row);
       const bool k_wanted = (k_row != kNowhere) & k_dims;
       const bool v_wanted = (v_row != kNowhere) & v_dims;
-      async_copy16(to + row * Tile::kRowBytes + 16 * Tile::k_chunk(row, chunk),
-                   k + (k_wanted ? k_row : 0) + 16 * chunk, k_wanted);
-      async_copy16(to + Tile::kTensorBytes + row * Tile::kRowBytes + 16 * Tile::v_chunk(row, chunk),
-                   v + (v_wanted ? v_row : 0) + 16 * chunk, v_wanted);
+      async_copy16(to + k_offset(copy), k_lane_ + (k_wanted ? k_row : 0), k_wanted);
+      async_copy16(to + v_offset(copy), v_lane_ + (v_wanted ? v_row : 0), v_wanted);
     }
     if constexpr (!Tile::kIs16Bit) {
       if (cache.format.scales == ScaleGranularity::kPerTokenHead) {
-        load_scales(args, to, place_, wanted);
+        load_scales(args, to, {block, token_}, wanted_);
       }
     }
   }
@@ -408,10 +308,14 @@ class TileLoader {
   int key_begin_ = 0;
   int key_end_ = 0;
   int kv_head_ = 0;
-  std::int64_t table_begin_ = 0;
-  const unsigned char* k_lane_ = nullptr;  // this lane's chunk of its first row, before the block
+  const std::int32_t* table_ = nullptr;    // of the sequence, or null: a ragged source
+  std::int64_t first_source_row_ = 0;      // of a ragged source
+  const unsigned char* k_lane_ = nullptr;  // this lane's chunk of its head, before block and token
   const unsigned char* v_lane_ = nullptr;
-  KeyPlace place_{-1, 0};
+  // Of the key that was looked up; kept as it was read, so that only the load waits for it.
+  std::int32_t block_ = 0;
+  std::int32_t token_ = 0;
+  bool wanted_ = false;
   bool by_blocks_ = false;
 };
 

@@ -18,10 +18,14 @@ namespace quire::gpu {
 
 inline constexpr int kPlanThreads = 256;
 
+struct ListItems {
+  std::int64_t count[kNumLists - 1];
+};
+
 struct PlanShared {
   SequencePlan sequences[kPlanThreads];
-  PlanOffsets offsets[kPlanThreads + 1];        // of all sequences before, previous rounds too
-  std::int64_t stream_items[kPlanThreads + 1];  // of those before that are streamed
+  PlanOffsets offsets[kPlanThreads + 1];  // of all sequences before, previous rounds too
+  ListItems lists[kPlanThreads + 1];      // the same of the items in each list but the last
 };
 
 // Notes the fault that stands first; a later one loses.
@@ -29,8 +33,8 @@ QUIRE_DEVICE void report_fault(PlanCounts* counts, std::uint64_t* host_fault, st
   if (code < atomic_min(&counts->fault, code) && host_fault != nullptr) *host_fault = code;
 }
 
-QUIRE_DEVICE bool is_streamed(const PlanSpec& spec, const SequencePlan& plan) {
-  return plan.q_len * spec.group <= kStreamRows;
+QUIRE_DEVICE int list_of(const PlanSpec& spec, const SequencePlan& plan) {
+  return static_cast<int>(item_list(plan.q_len * spec.group));
 }
 
 // The plan of sequence s, or an empty one if its lengths are out of bounds.
@@ -50,24 +54,52 @@ QUIRE_DEVICE SequencePlan plan_checked(const PlanArgs& args, std::int64_t s) {
   return SequencePlan{};
 }
 
-// Inclusive sums of offsets[1 ..] and stream_items[1 ..] on top of element 0.
+// Inclusive sums of offsets[1 ..] and lists[1 ..] on top of element 0.
 QUIRE_DEVICE void scan_offsets(PlanShared& shared) {
   const int i = thread_index() + 1;
   for (int step = 1; step <= kPlanThreads; step *= 2) {
     const bool adds = i >= step;
     PlanOffsets before{};
-    std::int64_t stream_before = 0;
+    ListItems items_before{};
     if (adds) {
       before = shared.offsets[i - step];
-      stream_before = shared.stream_items[i - step];
+      items_before = shared.lists[i - step];
     }
     sync_block();
     if (adds) {
       shared.offsets[i] = before + shared.offsets[i];
-      shared.stream_items[i] += stream_before;
+      for (int list = 0; list < kNumLists - 1; ++list) {
+        shared.lists[i].count[list] += items_before.count[list];
+      }
     }
     sync_block();
   }
+}
+
+// Items of a list from sequences before the t-th of this round.
+QUIRE_DEVICE std::int64_t items_before(const PlanShared& shared, int t, int list) {
+  const ListItems& before = shared.lists[t];
+  if (list < kNumLists - 1) return before.count[list];
+  std::int64_t rest = shared.offsets[t].items;
+  for (const std::int64_t count : before.count) rest -= count;
+  return rest;
+}
+
+// Both ends of what a row sees grow with its position.
+QUIRE_DEVICE bool sees_all_keys(const PlanArgs& args, const WorkItem& work,
+                                const SequencePlan& plan) {
+  const PlanSpec& spec = args.spec;
+  if (plan.has_tree) return false;
+  if (spec.alignment == Alignment::kUnaligned) return true;
+  SequenceView sequence;
+  sequence.q_len = plan.q_len;
+  sequence.kv_len = plan.kv_len;
+  const std::int64_t first = plan.q_len == 1 ? 0 : work.rows.begin / spec.group;
+  const std::int64_t last = plan.q_len == 1 ? 0 : (work.rows.end - 1) / spec.group;
+  return positions_seen(spec.mask, query_position(sequence, last), plan.kv_len).begin <=
+             work.keys.begin &&
+         positions_seen(spec.mask, query_position(sequence, first), plan.kv_len).end >=
+             work.keys.end;
 }
 
 QUIRE_DEVICE Item make_item(const PlanArgs& args, const WorkItem& work, std::int64_t sequence,
@@ -77,7 +109,8 @@ QUIRE_DEVICE Item make_item(const PlanArgs& args, const WorkItem& work, std::int
   item.sequence = static_cast<std::int32_t>(sequence);
   item.kv_head = static_cast<std::int32_t>(work.kv_heads.begin);
   item.first_row = static_cast<std::int32_t>(work.rows.begin);
-  item.num_rows = static_cast<std::int32_t>(work.rows.size());
+  item.num_rows = static_cast<std::int16_t>(work.rows.size());
+  item.all_visible = sees_all_keys(args, work, plan);
   item.key_begin = static_cast<std::int32_t>(work.keys.begin);
   item.key_end = static_cast<std::int32_t>(work.keys.end);
   item.split = static_cast<std::int32_t>(work.split);
@@ -105,7 +138,7 @@ QUIRE_DEVICE void plan_items(const PlanArgs& args) {
   }
   if (thread == 0) {
     shared.offsets[0] = {};
-    shared.stream_items[0] = 0;
+    shared.lists[0] = {};
     if (block_index() == 0) args.counts->fault = kNoFault;
   }
   sync_block();
@@ -116,7 +149,10 @@ QUIRE_DEVICE void plan_items(const PlanArgs& args) {
     const PlanOffsets counts = has_rows ? sequence_counts(args.spec, plan) : PlanOffsets{};
     shared.sequences[thread] = plan;
     shared.offsets[thread + 1] = counts;
-    shared.stream_items[thread + 1] = has_rows && is_streamed(args.spec, plan) ? counts.items : 0;
+    for (int list = 0; list < kNumLists - 1; ++list) {
+      shared.lists[thread + 1].count[list] =
+          has_rows && list_of(args.spec, plan) == list ? counts.items : 0;
+    }
     sync_block();
     scan_offsets(shared);
 
@@ -137,27 +173,23 @@ QUIRE_DEVICE void plan_items(const PlanArgs& args) {
       const std::int64_t index = i - shared.offsets[t].items;
       const WorkItem work = item_of_sequence(args.spec, round, t, index);
       const SequencePlan& planned = shared.sequences[t];
-      const std::int64_t streamed = shared.stream_items[t];
-      Item* to = is_streamed(args.spec, planned)
-                     ? args.stream_items + streamed + index
-                     : args.tile_items + (shared.offsets[t].items - streamed) + index;
-      *to = make_item(args, work, first + t, planned);
+      const int list = list_of(args.spec, planned);
+      const std::int64_t before = items_before(shared, static_cast<int>(t), list);
+      args.lists[list][before + index] = make_item(args, work, first + t, planned);
     }
     sync_block();
     if (thread == 0) {
       shared.offsets[0] = total;
-      shared.stream_items[0] = shared.stream_items[kPlanThreads];
+      shared.lists[0] = shared.lists[kPlanThreads];
     }
     sync_block();
   }
   if (block_index() != 0 || thread != 0) return;
-  args.counts->stream_items = static_cast<std::int32_t>(shared.stream_items[0]);
-  args.counts->tile_items =
-      static_cast<std::int32_t>(shared.offsets[0].items - shared.stream_items[0]);
-  args.counts->next_stream_item = 0;
-  args.counts->next_tile_item = 0;
-  args.counts->done_stream = 0;
-  args.counts->done_tile = 0;
+  for (int list = 0; list < kNumLists; ++list) {
+    args.counts->items[list] = static_cast<std::int32_t>(items_before(shared, 0, list));
+    args.counts->next[list] = 0;
+    args.counts->done[list] = 0;
+  }
 }
 
 }  // namespace quire::gpu

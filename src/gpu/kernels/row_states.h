@@ -24,7 +24,7 @@ struct OutputRow {
 };
 QUIRE_DEVICE OutputRow output_row(const AttendArgs& args, const Item& item, int row) {
   const int packed = item.first_row + row;
-  const int token = packed / args.group;
+  const int token = item.q_len == 1 ? 0 : packed / args.group;
   return {item.q_begin + static_cast<std::int64_t>(token),
           static_cast<std::int64_t>(item.kv_head) * args.group + (packed - token * args.group)};
 }
@@ -59,46 +59,66 @@ QUIRE_DEVICE void merge_row(const AttendArgs& args, const Item& item, int row) {
       static_cast<std::int64_t>(item.q_len) * args.group * args.num_kv_heads;
   const std::int64_t first = item.partial_row - item.split * split_stride + row;
   const int num_splits = item.num_splits;
-  float maximum = negative_infinity();
-  for (int split = lane(); split < num_splits; split += kTeam) {
-    maximum = max_of(maximum,
-                     load_shared_by_blocks(args.partial_sums + 2 * (first + split * split_stride)));
+  // A split a lane: its maximum and sum are loaded once, and handed out as its values are added.
+  const auto sums_of = [&](int split, float& largest, float& sum) {
+    const float* sums = args.partial_sums + 2 * (first + split * split_stride);
+    const bool is_split = split < num_splits;
+    largest = is_split ? load_shared_by_blocks(sums) : negative_infinity();
+    sum = is_split ? load_shared_by_blocks(sums + 1) : 0.0F;
+  };
+  float largest;
+  float sum_of_lane;
+  sums_of(lane(), largest, sum_of_lane);
+  float maximum = largest;
+  QUIRE_NO_UNROLL
+  for (int split = lane() + kTeam; split < num_splits; split += kTeam) {
+    float other;
+    float unused;
+    sums_of(split, other, unused);
+    maximum = max_of(maximum, other);
   }
   maximum = team_max(maximum);
   const float base = maximum == negative_infinity() ? 0.0F : maximum;
-  float sum = 0.0F;
-  for (int split = 0; split < num_splits; ++split) {
-    const float* sums = args.partial_sums + 2 * (first + split * split_stride);
-    sum += exp2_fast(load_shared_by_blocks(sums) - base) * load_shared_by_blocks(sums + 1);
-  }
-  const OutputRow to = output_row(args, item, row);
-  const float factor = finish_row(args, to, maximum, sum, lane() == 0);
+  constexpr int kInFlight = 16;
   const auto value_dim = static_cast<int>(args.output.out.shape[2]);
-  for (int dim = 4 * lane(); dim < value_dim; dim += 4 * kTeam) {
+  const OutputRow to = output_row(args, item, row);
+  float sum = 0.0F;
+  float factor = 0.0F;
+  QUIRE_NO_UNROLL
+  for (int dim = 4 * lane(); dim - 4 * lane() < value_dim; dim += 4 * kTeam) {
     float total[4] = {0.0F, 0.0F, 0.0F, 0.0F};
-    constexpr int kInFlight = 8;
-    for (int split = 0; split < num_splits; split += kInFlight) {
-      Float4 values[kInFlight];
-      float weights[kInFlight];
-      QUIRE_UNROLL
-      for (int i = 0; i < kInFlight; ++i) {
-        const std::int64_t at = first + (split + i) * split_stride;
-        const bool is_split = split + i < num_splits;
-        weights[i] =
-            is_split ? load_shared_by_blocks(args.partial_sums + 2 * at) : negative_infinity();
-        values[i] = is_split ? load_shared_by_blocks(reinterpret_cast<const Float4*>(
-                                   args.partial_values + at * args.value_stride + dim))
-                             : Float4{0.0F, 0.0F, 0.0F, 0.0F};
+    float added = 0.0F;
+    QUIRE_NO_UNROLL
+    for (int begin = 0; begin < num_splits; begin += kTeam) {
+      if (begin > 0 || dim >= 4 * kTeam) sums_of(begin + lane(), largest, sum_of_lane);
+      added += exp2_fast(largest - base) * sum_of_lane;
+      const int count = num_splits - begin < kTeam ? num_splits - begin : kTeam;
+      QUIRE_NO_UNROLL
+      for (int split = 0; split < count; split += kInFlight) {
+        Float4 values[kInFlight];
+        QUIRE_UNROLL
+        for (int i = 0; i < kInFlight; ++i) {
+          const std::int64_t at = first + (begin + split + i) * split_stride;
+          const bool is_there = (split + i < count) & (dim < value_dim);
+          values[i] = is_there ? load_shared_by_blocks(reinterpret_cast<const Float4*>(
+                                     args.partial_values + at * args.value_stride + dim))
+                               : Float4{0.0F, 0.0F, 0.0F, 0.0F};
+        }
+        QUIRE_UNROLL
+        for (int i = 0; i < kInFlight; ++i) {
+          const float top = shuffle(largest, (split + i) % kTeam);
+          if (split + i >= count || top == negative_infinity()) continue;  // saw nothing
+          const float of_split = exp2_fast(top - base);
+          total[0] += of_split * values[i].x;
+          total[1] += of_split * values[i].y;
+          total[2] += of_split * values[i].z;
+          total[3] += of_split * values[i].w;
+        }
       }
-      QUIRE_UNROLL
-      for (int i = 0; i < kInFlight; ++i) {
-        if (weights[i] == negative_infinity()) continue;  // saw nothing, or no such split
-        const float weight = exp2_fast(weights[i] - base);
-        total[0] += weight * values[i].x;
-        total[1] += weight * values[i].y;
-        total[2] += weight * values[i].z;
-        total[3] += weight * values[i].w;
-      }
+    }
+    if (dim < 4 * kTeam) {
+      sum = team_sum(added);
+      factor = finish_row(args, to, maximum, sum, lane() == 0);
     }
     for (int i = 0; i < 4 && dim + i < value_dim; ++i) {
       store_value(args.output.out, to, dim + i, total[i] * factor);
@@ -106,24 +126,31 @@ QUIRE_DEVICE void merge_row(const AttendArgs& args, const Item& item, int row) {
   }
 }
 
-// Four threads: an item to shared memory.
-QUIRE_DEVICE void fetch_item(const AttendArgs& args, int index, Item* to) {
+// Four threads bring an item to shared memory, a piece each; what the load returns is needed only
+// when it is stored. Items up to the room of the list may be loaded.
+QUIRE_DEVICE Sixteen load_item_piece(const AttendArgs& args, int index) {
   constexpr int kPieces = sizeof(Item) / sizeof(Sixteen);
-  if (thread_index() >= kPieces) return;
-  reinterpret_cast<Sixteen*>(to)[thread_index()] =
-      reinterpret_cast<const Sixteen*>(args.items + index)[thread_index()];
+  if (thread_index() >= kPieces) return {};
+  return reinterpret_cast<const Sixteen*>(args.items + index)[thread_index()];
+}
+QUIRE_DEVICE void store_item_piece(Item* to, const Sixteen& piece) {
+  constexpr int kPieces = sizeof(Item) / sizeof(Sixteen);
+  if (thread_index() < kPieces) reinterpret_cast<Sixteen*>(to)[thread_index()] = piece;
 }
 
-// Counts a split whose partial rows all threads of the block have written and fenced; the flag, in
-// shared memory, says after the next barrier whether it was the unit's last.
-QUIRE_DEVICE void count_split(const AttendArgs& args, const Item& item, int* flag) {
-  if (thread_index() != 0) return;
-  const bool last = atomic_add(args.merge_counters + item.merge, 1) == item.num_splits - 1;
-  if (last) {
-    fence();
-    args.merge_counters[item.merge] = 0;  // for the next layer
-  }
-  *flag = last ? 1 : 0;
+// Counts a split of an item, if it is one, whose partial rows all threads of the block have written
+// before the last barrier. Returns to thread 0 how many of the unit were there before.
+QUIRE_DEVICE int count_split(const AttendArgs& args, const Item& item) {
+  if (item.num_splits == 1 || thread_index() != 0) return 0;
+  fence();
+  return atomic_add(args.merge_counters + item.merge, 1);
+}
+// Thread 0: whether that was the unit's last, which makes the counter ready for the next layer.
+QUIRE_DEVICE bool is_last_split(const AttendArgs& args, const Item& item, int splits_before) {
+  if (item.num_splits == 1 || splits_before != item.num_splits - 1) return false;
+  fence();
+  args.merge_counters[item.merge] = 0;
+  return true;
 }
 
 // All threads of the block: the rows of a unit whose splits are all there.

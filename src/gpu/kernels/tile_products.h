@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two products with a tile of keys and values in shared memory, for either way in which the
+// rows of an item may lie (fragment_map.h). 16-bit numbers are multiplied as what they are; 8-bit
+// ones are widened to f16 in registers, in an order of the dims that needs no shuffling: a product
+// does not care which dim is which, if both sides agree.
+//
+// `s(block, n)` and `o(block, n)` are accumulators; only RowsDown has more than one block.
+#pragma once
+
+#include <cstdint>
+
+#include "gpu/device_api.h"
+#include "gpu/kernels/fragment_map.h"
+#include "gpu/kernels/key_tiles.h"
+
+namespace quire::gpu {
+
+template <class Stored, int kDims, class Map>
+struct TileProducts;
+
+template <class Stored, int kDims>
+struct QueryDims {
+  // The dim that number c of half `half` of a query's register in step `step` stands for; 8-bit
+  // keys are read 16 neighbouring dims at a time.
+  QUIRE_DEVICE static int query_dim(int step, int half, int c) {
+    const int quarter = lane() % 4;
+    if constexpr (sizeof(Stored) == 2) return 16 * step + 8 * half + 2 * quarter + c;
+    return step / 4 * 64 + quarter * 16 + step % 4 * 4 + 2 * half + c;
+  }
+};
+
+template <class Stored, int kDims>
+struct TileProducts<Stored, kDims, RowsDown> : QueryDims<Stored, kDims> {
+  using Tile = KeyTile<Stored, kDims>;
+  using Compute = typename Tile::Compute;
+  using Fragment = Words<4>;  // of Q: 16 rows by 16 dims
+
+  // The dim of number i of accumulator n of the values.
+  QUIRE_DEVICE static int value_dim(int n, int i) {
+    const int column = 2 * (lane() % 4) + i % 2;
+    if constexpr (Tile::kIs16Bit) return 8 * n + column;
+    return n / 4 * 32 + 4 * column + n % 4;
+  }
+
+  // s += Q K^T for kBlocks blocks of 16 rows and kTiles tiles, one behind the other; q(block, step)
+  // is a fragment of Q.
+  template <int kBlocks, int kTiles, class Queries, class Scores>
+  QUIRE_DEVICE static void multiply_keys(const unsigned char* tiles, const Queries& q,
+                                         const Scores& s) {
+    constexpr int kPerTile = Tile::kKeys / 8;
+    if constexpr (Tile::kIs16Bit) {
+      QUIRE_UNROLL
+      for (int step = 0; step < kDims / 16; ++step) {
+        Fragment a[kBlocks];
+        QUIRE_UNROLL
+        for (int block = 0; block < kBlocks; ++block) a[block] = q(block, step);
+        QUIRE_UNROLL
+        for (int n = 0; n < kTiles * kPerTile; n += 2) {
+          // Keys 0-7 of the lower and the upper eight dims, then keys 8-15.
+          const int key = 8 * (n % kPerTile) + lane() % 8 + lane() / 16 * 8;
+          std::uint32_t r[4];
+          load_matrices(
+              r, tiles + n / kPerTile * Tile::kBytes + Tile::matrix_row(key, step, lane() / 8 % 2));
+          QUIRE_UNROLL
+          for (int block = 0; block < kBlocks; ++block) {
+            multiply_add(s(block, n), a[block].x, r[0], r[1], Compute{});
+            multiply_add(s(block, n + 1), a[block].x, r[2], r[3], Compute{});
+          }
+        }
+      }
+    } else {
+      QUIRE_UNROLL
+      for (int part = 0; part < kTiles * kDims / 64; ++part) {
+        const int t = part / (kDims / 64);
+        const int dims = part % (kDims / 64);
+        Sixteen keys[kPerTile];
+        QUIRE_UNROLL
+        for (int n = 0; n < kPerTile; ++n) {
+          keys[n] = Tile::k_sixteen(tiles + t * Tile::kBytes, 8 * n, dims);
+        }
+        QUIRE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          QUIRE_UNROLL
+          for (int block = 0; block < kBlocks; ++block) {
+            const Fragment a = q(block, 4 * dims + i);
+            QUIRE_UNROLL
+            for (int n = 0; n < kPerTile; ++n) {
+              multiply_add(s(block, t * kPerTile + n), a.x, two_halves(keys[n].x[i], 0, Stored{}),
+                           two_halves(keys[n].x[i], 1, Stored{}), Compute{});
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // o += P V.
+  template <int kBlocks, class Weights, class Values>
+  QUIRE_DEVICE static void multiply_values(const unsigned char* tile, const Weights& weights,
+                                           const Values& o) {
+    const unsigned char* values = tile + Tile::kTensorBytes;
+    QUIRE_UNROLL
+    for (int half = 0; half < Tile::kKeys / 16; ++half) {
+      std::uint32_t p[kBlocks][4];
+      QUIRE_UNROLL
+      for (int block = 0; block < kBlocks; ++block) {
+        const float(&low)[4] = weights(block, 2 * half);
+        const float(&high)[4] = weights(block, 2 * half + 1);
+        p[block][0] = pack(low[0], low[1], Compute{});
+        p[block][1] = pack(low[2], low[3], Compute{});
+        p[block][2] = pack(high[0], high[1], Compute{});
+        p[block][3] = pack(high[2], high[3], Compute{});
+      }
+      if constexpr (Tile::kIs16Bit) {
+        QUIRE_UNROLL
+        for (int n = 0; n < kDims / 16; ++n) {
+          // Keys 0-7 and 8-15 of the lower eight dims, then of the upper eight.
+          const int key = 16 * half + lane() % 16;
+          std::uint32_t r[4];
+          load_matrices_transposed(r, values + Tile::matrix_row(key, n, lane() / 16));
+          QUIRE_UNROLL
+          for (int block = 0; block < kBlocks; ++block) {
+            multiply_add(o(block, 2 * n), p[block], r[0], r[1], Compute{});
+            multiply_add(o(block, 2 * n + 1), p[block], r[2], r[3], Compute{});
+          }
+        }
+      } else {
+        QUIRE_UNROLL
+        for (int part = 0; part < kDims / 32; ++part) {
+          std::uint32_t words[4];  // four dims of each of four keys
+          QUIRE_UNROLL
+          for (int i = 0; i < 4; ++i) {
+            const int key = 16 * half + 2 * (lane() % 4) + i % 2 + 8 * (i / 2);
+            const int chunk = Tile::v_chunk(key, 2 * part + lane() / 16);
+            words[i] = *reinterpret_cast<const std::uint32_t*>(values + key * Tile::kRowBytes +
+                                                               16 * chunk + lane() / 4 % 4 * 4);
+          }
+          QUIRE_UNROLL
+          for (int i = 0; i < 4; ++i) {
+            const std::uint32_t low = Tile::pair(words[0], words[1], i);
+            const std::uint32_t high = Tile::pair(words[2], words[3], i);
+            QUIRE_UNROLL
+            for (int block = 0; block < kBlocks; ++block) {
+              multiply_add(o(block, 4 * part + i), p[block], low, high, Compute{});
+            }
+          }
+        }
+      }
+    }
+  }
+};
+
+template <class Stored, int kDims, int kGroups>
+struct TileProducts<Stored, kDims, RowsAcross<kGroups>> : QueryDims<Stored, kDims> {
+  using Tile = KeyTile<Stored, kDims>;
+  using Compute = typename Tile::Compute;
+  using Fragment = Words<2 * kGroups>;  // of Q: 16 dims by kGroups groups of 8 rows
+  // 8-bit values: a lane reads this many neighbouring dims of a key, and the eight lanes that hold
+  // the same keys all of them in kParts reads.
+  static constexpr int kLaneDims = kDims < 128 ? kDims / 8 : 16;
+  static constexpr int kParts = kDims / (8 * kLaneDims);
+
+  QUIRE_DEVICE static int value_dim(int n, int i) {
+    const int rows = n / kGroups;
+    if constexpr (Tile::kIs16Bit) return 16 * rows + lane() / 4 + 8 * (i / 2);
+    constexpr int kPairs = kLaneDims / 2;
+    return (rows / kPairs * 8 + lane() / 4) * kLaneDims + rows % kPairs * 2 + i / 2;
+  }
+
+  // s += K Q^T.
+  template <int kBlocks, int kTiles, class Queries, class Scores>
+  QUIRE_DEVICE static void multiply_keys(const unsigned char* tile, const Queries& q,
+                                         const Scores& s) {
+    static_assert(kBlocks == 1 && kTiles == 1);
+    if constexpr (Tile::kIs16Bit) {
+      QUIRE_UNROLL
+      for (int rows = 0; rows < Tile::kKeys / 16; ++rows) {
+        // Every other step adds to sums of its own: half as long a chain of products.
+        float odd[kGroups][4] = {};
+        QUIRE_UNROLL
+        for (int step = 0; step < kDims / 16; ++step) {
+          // Keys 0-7 and 8-15 of the lower eight dims, then of the upper eight.
+          const int key = 16 * rows + lane() % 16;
+          std::uint32_t a[4];
+          load_matrices(a, tile + Tile::matrix_row(key, step, lane() / 16));
+          const Fragment b = q(0, step);
+          QUIRE_UNROLL
+          for (int g = 0; g < kGroups; ++g) {
+            multiply_add(step % 2 == 0 ? s(0, rows * kGroups + g) : odd[g], a, b.x[g],
+                         b.x[kGroups + g], Compute{});
+          }
+        }
+        QUIRE_UNROLL
+        for (int g = 0; g < kGroups; ++g) {
+          QUIRE_UNROLL
+          for (int i = 0; i < 4; ++i) s(0, rows * kGroups + g)[i] += odd[g][i];
+        }
+      }
+    } else {
+      const auto multiply = [&](int step, int rows, const std::uint32_t(&a)[4]) {
+        const Fragment b = q(0, step);
+        QUIRE_UNROLL
+        for (int g = 0; g < kGroups; ++g) {
+          multiply_add(s(0, rows * kGroups + g), a, b.x[g], b.x[kGroups + g], Compute{});
+        }
+      };
+      QUIRE_UNROLL
+      for (int part = 0; part < kDims / 64; ++part) {
+        QUIRE_UNROLL
+        for (int rows = 0; rows < Tile::kKeys / 16; ++rows) {
+          const Sixteen low = Tile::k_sixteen(tile, 16 * rows, part);
+          const Sixteen high = Tile::k_sixteen(tile, 16 * rows + 8, part);
+          QUIRE_UNROLL
+          for (int i = 0; i < 4; ++i) {
+            const std::uint32_t a[4] = {
+                two_halves(low.x[i], 0, Stored{}), two_halves(high.x[i], 0, Stored{}),
+                two_halves(low.x[i], 1, Stored{}), two_halves(high.x[i], 1, Stored{})};
+            multiply(4 * part + i, rows, a);
+          }
+        }
+      }
+    }
+  }
+
+  // o += V^T P^T.
+  template <int kBlocks, class Weights, class Values>
+  QUIRE_DEVICE static void multiply_values(const unsigned char* tile, const Weights& weights,
+                                           const Values& o) {
+    static_assert(kBlocks == 1);
+    const unsigned char* values = tile + Tile::kTensorBytes;
+    QUIRE_UNROLL
+    for (int half = 0; half < Tile::kKeys / 16; ++half) {
+      std::uint32_t p[kGroups][2];
+      QUIRE_UNROLL
+      for (int g = 0; g < kGroups; ++g) {
+        const float(&w)[4] = weights(0, half * kGroups + g);
+        p[g][0] = transpose_matrix(pack(w[0], w[1], Compute{}));
+        p[g][1] = transpose_matrix(pack(w[2], w[3], Compute{}));
+      }
+      const auto multiply = [&](int rows, const std::uint32_t(&a)[4]) {
+        QUIRE_UNROLL
+        for (int g = 0; g < kGroups; ++g) {
+          multiply_add(o(0, rows * kGroups + g), a, p[g][0], p[g][1], Compute{});
+        }
+      };
+      if constexpr (Tile::kIs16Bit) {
+        QUIRE_UNROLL
+        for (int n = 0; n < kDims / 16; ++n) {
+          // The lower and the upper eight dims of keys 0-7, then of keys 8-15.
+          const int key = 16 * half + lane() % 8 + lane() / 16 * 8;
+          std::uint32_t a[4];
+          load_matrices_transposed(a, values + Tile::matrix_row(key, n, lane() / 8 % 2));
+          multiply(n, a);
+        }
+      } else {
+        QUIRE_UNROLL
+        for (int part = 0; part < kParts; ++part) {
+          Words<kLaneDims / 4> dims[4];  // of keys 2 * (l % 4), + 1, + 8 and + 9
+          QUIRE_UNROLL
+          for (int i = 0; i < 4; ++i) {
+            const int key = 16 * half + 2 * (lane() % 4) + i % 2 + 8 * (i / 2);
+            const int byte = (part * 8 + lane() / 4) * kLaneDims;
+            dims[i] = *reinterpret_cast<const Words<kLaneDims / 4>*>(
+                values + key * Tile::kRowBytes + 16 * Tile::v_chunk(key, byte / 16) + byte % 16);
+          }
+          QUIRE_UNROLL
+          for (int j = 0; j < kLaneDims / 2; ++j) {
+            const int word = j / 2;
+            const int byte = j % 2 * 2;
+            const std::uint32_t a[4] = {Tile::pair(dims[0].x[word], dims[1].x[word], byte),
+                                        Tile::pair(dims[0].x[word], dims[1].x[word], byte + 1),
+                                        Tile::pair(dims[2].x[word], dims[3].x[word], byte),
+                                        Tile::pair(dims[2].x[word], dims[3].x[word], byte + 1)};
+            multiply(part * (kLaneDims / 2) + j, a);
+          }
+        }
+      }
+    }
+  }
+};
+
+// Adds the values of keys that have an infinite or NaN one, leaving out weights of 0: where some
+// row does not see such a key, 0 * NaN must not reach it. weights [row, stride] are in shared
+// memory, those of this tile's first key first.
+template <class Stored, int kDims, class Map>
+QUIRE_DEVICE void add_non_finite(const unsigned char* tile, const float* weights, int stride,
+                                 float (&o)[Map::num_values(kDims)][4]) {
+  using Tile = KeyTile<Stored, kDims>;
+  using Products = TileProducts<Stored, kDims, Map>;
+  QUIRE_NO_UNROLL
+  for (int key = 0; key < Tile::kKeys; ++key) {
+    if (!Tile::is_non_finite(tile, key)) continue;
+    QUIRE_UNROLL
+    for (int n = 0; n < Map::num_values(kDims); ++n) {
+      QUIRE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const float weight = weights[Map::row(Map::slot(n, i)) * stride + key];
+        if (weight != 0.0F) {
+          o[n][i] += weight * Tile::value_at(tile, key, Products::value_dim(n, i));
+        }
+      }
+    }
+  }
+}
+
+}  // namespace quire::gpu
