@@ -33,7 +33,9 @@ const DlpackExchangeApi* ExchangeTypes::find(nanobind::handle object) {
     if (entry.type == type) return entry.api;
   }
   const DlpackExchangeApi* api = look_up(type);
-  if (entries_.size() < kMaxEntries) {
+  // Classes of a program that have none are not kept: they may come and go.
+  const bool is_static = PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE) == 0;
+  if ((api != nullptr || is_static) && entries_.size() < kMaxEntries) {
     Py_INCREF(reinterpret_cast<PyObject*>(type));
     entries_.push_back({type, api});
   }

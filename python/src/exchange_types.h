@@ -20,7 +20,7 @@ class ExchangeTypes {
 
  private:
   struct Entry {
-    PyTypeObject* type;  // held for ever: there are few, and the table outlives the interpreter
+    PyTypeObject* type;  // held for ever: there are few, of libraries
     const DlpackExchangeApi* api;
   };
   std::vector<Entry> entries_;

@@ -32,6 +32,7 @@ void translate(const std::exception_ptr& pointer, void* payload) {
 
 NB_MODULE(_quire, module) {
   using namespace quire::python;
+  nb::set_leak_warnings(false);  // what a program still holds at its end is its own affair
   module.doc() = "The compiled part of quire.";
   module.attr("__version__") = quire::version();
   // Made in Python, so that it has a doc string and pickles.
