@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """attend, append and merge."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Literal
 

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this machine has, whether it is right here, and what calls share."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from quire import _quire

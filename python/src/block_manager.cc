@@ -250,7 +250,7 @@ void add_admission(Manager& type) {
           nb::arg("max_chunk") = 0, nb::arg("num_cross_tokens") = 0);
 }
 
-void add_sequence_calls(Manager& type) {
+void add_token_calls(Manager& type) {
   using Id = std::uint64_t;
   using Count = std::int64_t;
   type.def(
@@ -303,8 +303,13 @@ void add_sequence_calls(Manager& type) {
             return self.manager->truncate(sequence(id), num_tokens);
           },
           nb::arg("id"), nb::arg("num_tokens"),
-          "Cuts to at most so many tokens; returns what is left.")
-      .def(
+          "Cuts to at most so many tokens; returns what is left.");
+}
+
+void add_sequence_calls(Manager& type) {
+  using Id = std::uint64_t;
+  using Count = std::int64_t;
+  type.def(
           "can_swap_out",
           [](const ManagerObject& self, Id id) { return self.manager->can_swap_out(sequence(id)); },
           nb::arg("id"))
@@ -408,6 +413,7 @@ void bind_block_manager(nb::module_& module) {
            nb::arg("compare_tokens") = false, nb::arg("digest_bits") = 256,
            nb::arg("events") = false);
   add_admission(type);
+  add_token_calls(type);
   add_sequence_calls(type);
   add_step_calls(type);
 }

@@ -74,6 +74,14 @@ DType output_dtype(DType q_dtype, nb::handle out, const std::optional<std::strin
   return name.has_value() ? parse_dtype(*name) : q_dtype;
 }
 
+// Blocks are named where the cache has them, and only there.
+void require_table(const BatchArrays& arrays, const LayerCache& layer, nb::handle kv_begins) {
+  if (arrays.is_ragged() == layer.is_ragged) return;
+  require(is_none(kv_begins), "kv_begins: a cache of blocks needs block_table instead");
+  fail(ErrorCode::kInvalidArgument, "block_table: ",
+       layer.is_ragged ? "given, but K and V have no blocks" : "missing, the cache has blocks");
+}
+
 nb::object attend(nb::handle q_object, nb::handle k_cache, nb::handle v_cache,
                   nb::handle query_begins, nb::handle kv_lens, nb::handle block_table,
                   nb::handle kv_begins, nb::handle k, nb::handle v, nb::handle slots,
@@ -105,10 +113,7 @@ nb::object attend(nb::handle q_object, nb::handle k_cache, nb::handle v_cache,
   spec.features.lse = return_lse || !is_none(lse);
   BatchArrays arrays(
       {query_begins, kv_lens, block_table, slots, kv_begins, tree_mask, spec.kv.block_size});
-  require(arrays.is_ragged() == layer.is_ragged || is_none(kv_begins),
-          "kv_begins: a cache of blocks needs block_table instead");
-  require(arrays.is_ragged() == layer.is_ragged, "block_table: ",
-          layer.is_ragged ? "given, but K and V have no blocks" : "missing, the cache has blocks");
+  require_table(arrays, layer, kv_begins);
   spec.features.tree_mask = arrays.has_tree_mask();
   validate(spec);
 

@@ -228,11 +228,41 @@ void bind_batch_of_step(nb::module_& module) {
           nb::arg("group") = 0, "The BatchView of the layers of a group.");
 }
 
+void add_request_calls(nb::class_<SchedulerObject>& type) {
+  type.def_prop_ro("has_batch",
+                   [](const SchedulerPtr& self) { return self->scheduler->has_batch(); })
+      .def(
+          "extend",
+          [](const SchedulerPtr& self, std::uint64_t id, nb::handle tokens, nb::handle drafts) {
+            self->scheduler->extend({id}, tokens_of("tokens", tokens), tokens_of("drafts", drafts));
+          },
+          nb::arg("id"), nb::arg("tokens"), nb::arg("drafts") = nb::make_tuple(),
+          "Adds a token or several, and guesses of those that follow.")
+      .def(
+          "finish",
+          [](const SchedulerPtr& self, std::uint64_t id) { self->scheduler->finish({id}); },
+          nb::arg("id"), "It has all its tokens.")
+      .def(
+          "fork",
+          [](const SchedulerPtr& self, std::uint64_t id) {
+            return self->scheduler->fork({id}).value;
+          },
+          nb::arg("id"), "A second request with the same tokens so far.")
+      .def(
+          "new_tokens",
+          [](const SchedulerPtr& self, std::uint64_t id) {
+            return to_numpy(self->scheduler->new_tokens({id}));
+          },
+          nb::arg("id"))
+      .def("stats", &stats)
+      .def("validate", [](const SchedulerPtr& self) { self->scheduler->validate(); });
+}
+
 }  // namespace
 
 void bind_scheduler(nb::module_& module) {
   bind_batch_of_step(module);
-  nb::class_<SchedulerObject>(
+  nb::class_<SchedulerObject> type(
       module, "Scheduler",
       "Continuous batching over a BlockManager: who runs in the next step.\n\n"
       "    id = scheduler.submit(prompt, max_new_tokens=100)\n"
@@ -240,8 +270,8 @@ void bind_scheduler(nb::module_& module) {
       "    ... run batch.copies, compute ...\n"
       "    for ready in scheduler.commit(batch)['ready']:\n"
       "        scheduler.extend(ready['id'], choose_token(ready['row']))\n\n"
-      "The manager must serve nobody else. preemption: a dict with fields of C++.")
-      .def(nb::new_(&make_scheduler), nb::arg("manager"), nb::kw_only(),
+      "The manager must serve nobody else. preemption: a dict with fields of C++.");
+  type.def(nb::new_(&make_scheduler), nb::arg("manager"), nb::kw_only(),
            nb::arg("max_tokens") = 2048, nb::arg("max_sequences") = 256, nb::arg("max_chunk") = 0,
            nb::arg("max_cross_tokens") = 0, nb::arg("max_length") = 0,
            nb::arg("max_total_length") = 0, nb::arg("aging_steps") = 256,
@@ -276,34 +306,8 @@ void bind_scheduler(nb::module_& module) {
             self->scheduler->abandon(of_step, num_stages.value_or(of_step.copies().size()));
           },
           nb::arg("batch"), nb::arg("num_stages") = nb::none(),
-          "Only the copies (of the first num_stages) have run: the step is to come again.")
-      .def_prop_ro("has_batch",
-                   [](const SchedulerPtr& self) { return self->scheduler->has_batch(); })
-      .def(
-          "extend",
-          [](const SchedulerPtr& self, std::uint64_t id, nb::handle tokens, nb::handle drafts) {
-            self->scheduler->extend({id}, tokens_of("tokens", tokens), tokens_of("drafts", drafts));
-          },
-          nb::arg("id"), nb::arg("tokens"), nb::arg("drafts") = nb::make_tuple(),
-          "Adds a token or several, and guesses of those that follow.")
-      .def(
-          "finish",
-          [](const SchedulerPtr& self, std::uint64_t id) { self->scheduler->finish({id}); },
-          nb::arg("id"), "It has all its tokens.")
-      .def(
-          "fork",
-          [](const SchedulerPtr& self, std::uint64_t id) {
-            return self->scheduler->fork({id}).value;
-          },
-          nb::arg("id"), "A second request with the same tokens so far.")
-      .def(
-          "new_tokens",
-          [](const SchedulerPtr& self, std::uint64_t id) {
-            return to_numpy(self->scheduler->new_tokens({id}));
-          },
-          nb::arg("id"))
-      .def("stats", &stats)
-      .def("validate", [](const SchedulerPtr& self) { self->scheduler->validate(); });
+          "Only the copies (of the first num_stages) have run: the step is to come again.");
+  add_request_calls(type);
 }
 
 }  // namespace quire::python

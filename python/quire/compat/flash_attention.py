@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two functions of flash-attn that serve engines."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import quire

@@ -5,8 +5,6 @@
 ``indices``; the log-sum-exp is to the base 2, as there.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

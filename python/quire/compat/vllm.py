@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two operations of vLLM."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import quire
