@@ -1,21 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attend, append and merge."""
-
-from collections.abc import Sequence
-from typing import Any, Literal
+"""attend, append and merge. Their types are in attention.pyi."""
 
 from quire import _quire
 from quire._error import Error
 
-Array = Any
-"""A NumPy array, a tensor of PyTorch, or any object with ``__dlpack__`` or a buffer."""
 
-KvOrder = Literal["block_token_head_dim", "block_head_token_dim"]
-KvPacking = Literal["kv_first", "kv_per_block", "kv_per_token"]
-DTypeName = Literal["f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i8"]
-
-
-def _window(window: int | tuple[int, int] | None) -> tuple[int, int]:
+def _window(window):
     if window is None:
         return -1, -1
     if isinstance(window, (tuple, list)):
@@ -26,40 +16,40 @@ def _window(window: int | tuple[int, int] | None) -> tuple[int, int]:
 
 
 def attend(
-    q: Array,
-    k_cache: Array | _quire.KvCacheView,
-    v_cache: Array | None,
-    query_begins: Array | Sequence[int] | tuple[Array, Array],
-    kv_lens: Array | Sequence[int],
-    block_table: Array | Sequence[Sequence[int]] | tuple[Array, Array] | None = None,
+    q,
+    k_cache,
+    v_cache,
+    query_begins,
+    kv_lens,
+    block_table=None,
     *,
-    scale: float | None = None,
-    causal: bool = True,
-    window: int | tuple[int, int] | None = None,
-    chunk: int = 0,
-    alignment: Literal["aligned", "unaligned"] = "aligned",
-    softcap: float = 0.0,
-    alibi_slopes: Array | Sequence[float] | None = None,
-    sinks: Array | Sequence[float] | None = None,
-    bias: Array | None = None,
-    tree_mask: tuple | None = None,
-    kv_begins: Array | Sequence[int] | None = None,
-    k: Array | None = None,
-    v: Array | None = None,
-    slots: Array | Sequence[int] | None = None,
-    k_scale: Array | float | None = None,
-    v_scale: Array | float | None = None,
-    kv_order: KvOrder = "block_token_head_dim",
-    kv_packing: KvPacking | None = None,
-    kv_dtype: DTypeName | None = None,
-    value_dim: int = 0,
-    out: Array | None = None,
-    lse: Array | None = None,
-    out_dtype: DTypeName | None = None,
-    return_lse: bool = False,
-    backend: str | _quire.Backend = "auto",
-    stream: int | None = None,
-) -> Any:
+    scale=None,
+    causal=True,
+    window=None,
+    chunk=0,
+    alignment="aligned",
+    softcap=0.0,
+    alibi_slopes=None,
+    sinks=None,
+    bias=None,
+    tree_mask=None,
+    kv_begins=None,
+    k=None,
+    v=None,
+    slots=None,
+    k_scale=None,
+    v_scale=None,
+    kv_order="block_token_head_dim",
+    kv_packing=None,
+    kv_dtype=None,
+    value_dim=0,
+    out=None,
+    lse=None,
+    out_dtype=None,
+    return_lse=False,
+    backend="auto",
+    stream=None,
+):
     """Attention of a ragged batch over a paged KV cache.
 
     Sequence ``s`` owns the rows ``query_begins[s]`` to ``query_begins[s + 1]`` of ``q``; they are
@@ -143,20 +133,20 @@ def attend(
 
 
 def append(
-    k: Array,
-    v: Array | None,
-    k_cache: Array | _quire.KvCacheView,
-    v_cache: Array | None,
-    slots: Array | Sequence[int],
+    k,
+    v,
+    k_cache,
+    v_cache,
+    slots,
     *,
-    k_scale: Array | float | None = None,
-    v_scale: Array | float | None = None,
-    kv_order: KvOrder = "block_token_head_dim",
-    kv_packing: KvPacking | None = None,
-    kv_dtype: DTypeName | None = None,
-    backend: str | _quire.Backend = "auto",
-    stream: int | None = None,
-) -> None:
+    k_scale=None,
+    v_scale=None,
+    kv_order="block_token_head_dim",
+    kv_packing=None,
+    kv_dtype=None,
+    backend="auto",
+    stream=None,
+):
     """Stores new K and V in a paged cache: row i at slot i.
 
     Arguments:
@@ -178,17 +168,17 @@ def append(
 
 
 def merge(
-    outs: Sequence[Array],
-    lses: Sequence[Array],
+    outs,
+    lses,
     *,
-    sinks: Array | Sequence[float] | None = None,
-    out: Array | None = None,
-    lse: Array | None = None,
-    out_dtype: DTypeName | None = None,
-    return_lse: bool = False,
-    backend: str | _quire.Backend = "auto",
-    stream: int | None = None,
-) -> Any:
+    sinks=None,
+    out=None,
+    lse=None,
+    out_dtype=None,
+    return_lse=False,
+    backend="auto",
+    stream=None,
+):
     """Attention over the union of disjoint sets of keys, from the attention over each of them.
 
     Arguments:
@@ -203,9 +193,7 @@ def merge(
     return _quire.merge(outs, lses, sinks, out, lse, out_dtype, return_lse, backend, stream)
 
 
-def pack_tree_mask(
-    masks: Sequence[Any | None], depths: Array | Sequence[int] | None = None
-) -> tuple:
+def pack_tree_mask(masks, depths=None):
     """The ``tree_mask`` of ``attend`` from one matrix per sequence.
 
     Arguments:

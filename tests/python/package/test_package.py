@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package as a whole: what it says of itself, stubs, other libraries, processes."""
 
+import ast
 import inspect
 import multiprocessing
 import os
@@ -95,6 +96,23 @@ def test_stubs_match():
     script = ROOT / "tools/make_stubs.py"
     made = subprocess.run([sys.executable, script, "-"], capture_output=True, text=True, check=True)
     assert made.stdout == (ROOT / "python/quire/_quire.pyi").read_text(), f"run {script}"
+
+
+def test_hand_written_stubs_match():
+    """Names, kinds and defaults of attention.pyi are those of attention.py."""
+    stub = ast.parse((ROOT / "python/quire/attention.pyi").read_text())
+    functions = {node.name: node.args for node in stub.body if isinstance(node, ast.FunctionDef)}
+    assert set(functions) == {"append", "attend", "merge", "pack_tree_mask"}
+    for name, typed in functions.items():
+        parameters = inspect.signature(getattr(quire, name)).parameters.values()
+        positional = [p for p in parameters if p.kind is not inspect.Parameter.KEYWORD_ONLY]
+        by_name = [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+        assert [a.arg for a in typed.args] == [p.name for p in positional]
+        assert [a.arg for a in typed.kwonlyargs] == [p.name for p in by_name]
+        defaults = [ast.literal_eval(d) for d in (*typed.defaults, *typed.kw_defaults)]
+        given = [p.default for p in (*positional, *by_name) if p.default is not p.empty]
+        assert defaults == given
+        assert all(a.annotation is not None for a in (*typed.args, *typed.kwonlyargs))
 
 
 def test_import_is_light():
