@@ -23,7 +23,8 @@ def make() -> str:
     text = text.replace("-> object:", "-> Any:").replace("-> tuple:", "-> tuple[Any, ...]:")
     text = text.replace("-> dict:", "-> dict[str, Any]:").replace("-> list:", "-> list[Any]:")
     text = text.replace("\nfrom collections.abc", "\nfrom typing import Any\n\nfrom collections.abc", 1)
-    return HEAD + text
+    # What the generator leaves out and the package uses.
+    return HEAD + text + "\n__version__: str\n\ndef _after_fork() -> None: ...\n"
 
 
 if __name__ == "__main__":

@@ -143,7 +143,9 @@ def flash_attn_with_kvcache(
         lens = _arrays.full(q, batch, cache_seqlens)
     else:
         lens = cache_seqlens
-    if k is not None:
+    if (k is None) != (v is None):
+        raise Error("v: k and v are given together or not at all")
+    if k is not None and v is not None:
         len_new = k.shape[1]
         slots = _new_slots(table, lens, len_new, block_size)
         quire.append(

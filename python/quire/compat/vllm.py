@@ -7,7 +7,7 @@ import quire
 from quire import _arrays
 from quire._error import Error
 
-_CACHE_FORMATS = {"auto": None, "fp8": "f8e4m3", "fp8_e4m3": "f8e4m3", "fp8_e5m2": "f8e5m2"}
+_CACHE_FORMATS: dict[str, Any] = {"auto": None, "fp8": "f8e4m3", "fp8_e4m3": "f8e4m3", "fp8_e5m2": "f8e5m2"}
 
 
 def _natural(lse):
