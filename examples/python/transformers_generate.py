@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model of Hugging Face transformers generates with the attention of quire.
+"""A model of Hugging Face transformers with the attention of quire: in generate, and in its engine.
 
 The model is a small Llama with random weights; with weights of yours it is
 ``AutoModelForCausalLM.from_pretrained(name, attn_implementation="quire")``.
@@ -27,4 +27,11 @@ model.set_attn_implementation("eager")
 assert torch.equal(model.generate(tokens, **settings), with_quire)
 for row in with_quire[:, length:].tolist():
     print(row)
-print("eager gives the same tokens")
+
+with quire.transformers.Engine(model, cache_bytes=1 << 20, block_size=16) as engine:
+    requests = [engine.submit(prompt, max_new_tokens=16) for prompt in prompts]
+    for request, token in engine.stream():  # tokens as they come
+        print(f"request {request.id}: {token}")
+for request, row in zip(requests, with_quire[:, length:].tolist()):
+    assert request.tokens == row[: len(request.tokens)]
+print("eager, quire and the engine give the same tokens")

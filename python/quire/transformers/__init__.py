@@ -11,7 +11,17 @@ through ``AttentionInterface`` can name it. docs/python.md says which do.
 """
 
 from quire.transformers.attention import NAME, attention_forward, attention_mask, register
+from quire.transformers.engine import Engine, Request
+from quire.transformers.sampling import Sampling
 
 register()
 
-__all__ = ["NAME", "attention_forward", "attention_mask", "register"]
+__all__ = [
+    "NAME",
+    "Engine",
+    "Request",
+    "Sampling",
+    "attention_forward",
+    "attention_mask",
+    "register",
+]

@@ -166,11 +166,7 @@ def test_call_overhead(record_property):
     print(f"attend of one token over 9 keys: {microseconds:.1f} us")
 
 
-# Those of transformers run where PyTorch is: tests/python/pytorch.
-EXAMPLES = [p for p in (ROOT / "examples/python").glob("*.py") if "transformers" not in p.stem]
-
-
-@pytest.mark.parametrize("path", sorted(EXAMPLES), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "examples/python").glob("*.py")), ids=lambda p: p.stem)
 def test_examples(path):
     source = path.read_text()
     for library in ("torch", "transformers"):

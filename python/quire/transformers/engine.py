@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Continuous batching of a model of transformers over scheduler, block manager and paged caches.
+
+Every step is one forward pass over the new tokens of all requests that the scheduler chose, packed
+into one row; the model supplies everything but attention, which reads the caches of quire.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from quire._error import Error
+from quire._quire import BlockManager, Prompt, ScheduledBatch, Scheduler
+from quire.transformers.attention import NAME, active, unsupported
+from quire.transformers.layers import divide_memory, find_specs, make_groups
+from quire.transformers.sampling import Sampler, Sampling
+
+
+class Request:
+    """A submitted request. Iterating gives its tokens as they come, and runs the engine meanwhile.
+
+    tokens: what has been generated so far, the end token included.
+    finish_reason: None while it runs; then ``"length"``, ``"stopped"`` (an end token),
+        ``"cancelled"``, ``"deadline"`` or ``"too_large"``, with ``detail``.
+    """
+
+    def __init__(self, engine: Engine, prompt: list[int], ends: frozenset, sampler: Sampler) -> None:
+        self.id = 0
+        self.prompt = prompt
+        self.tokens: list[int] = []
+        self.finish_reason: str | None = None
+        self.detail = ""
+        self._engine = engine
+        self._ends = ends
+        self._sampler = sampler
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def cancel(self) -> None:
+        """Ends it with the next step; any thread."""
+        self._engine._scheduler.cancel(self.id)
+
+    def __iter__(self) -> Iterator[int]:
+        given = 0
+        while True:
+            while given < len(self.tokens):
+                yield self.tokens[given]
+                given += 1
+            if self.finished and given == len(self.tokens):
+                return
+            if not self.finished:
+                self._engine.step()
+
+
+class _Step:
+    """The packed batch that a forward pass computes: attention of its layers."""
+
+    def __init__(self, groups: list, batch: ScheduledBatch) -> None:
+        self._place = {}
+        for index, group in enumerate(groups):
+            group.prepared.prepare(batch.view(index))
+            for i, layer in enumerate(group.layers):
+                self._place[layer] = group.prepared, group.views[i]
+
+    def attend(self, module, query, key, value, position_bias, options, kwargs) -> torch.Tensor:
+        prepared, view = self._place[module.layer_idx]
+        rows = (x[0].transpose(0, 1) for x in (query, key, value))
+        q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in rows)
+        return prepared.attend(q, view, k=k, v=v, **options)[None]
+
+
+def _check_model(model: Any) -> None:
+    config = model.config
+    if getattr(config, "is_encoder_decoder", False):
+        raise unsupported("model: an encoder-decoder; use generate with the attention 'quire'")
+    if model.training:
+        raise unsupported("model: is in training; call model.eval()")
+    accepted = inspect.signature(model.forward).parameters
+    if "position_ids" not in accepted:
+        raise unsupported(f"model: {type(model).__name__} takes no position_ids")
+    rope = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    for one in [rope, *(x for x in rope.values() if isinstance(x, dict))]:
+        if one.get("rope_type") in ("dynamic", "longrope"):
+            raise unsupported(
+                f"model: its rotary embedding ({one['rope_type']}) depends on the longest request"
+            )
+
+
+class Engine:
+    """Serves requests to a causal model of transformers by continuous batching.
+
+        engine = quire.transformers.Engine(model, cache_bytes=1 << 30)
+        request = engine.submit(tokens, max_new_tokens=100)
+        for token in request:
+            ...
+
+    Arguments:
+        model: on one device, in eval mode; its attention becomes ``quire`` until ``close()``.
+        cache_bytes: of K and V of all layers; requests that do not fit wait or are preempted.
+        block_size: tokens per block.
+        max_tokens: in one forward pass; longer prompts come in chunks.
+        max_sequences: requests that run at a time.
+        prefix_cache: prompts that begin with what was computed before reuse it.
+        backend: as in ``quire.attend``.
+
+    In f32 the tokens are those that ``generate`` gives one request at a time. submit and cancel may
+    be called from any thread; steps take turns.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        cache_bytes: int = 1 << 30,
+        block_size: int = 16,
+        max_tokens: int = 2048,
+        max_sequences: int = 256,
+        prefix_cache: bool = True,
+        backend: Any = "auto",
+    ) -> None:
+        _check_model(model)
+        self._model = model
+        self._previous = model.config._attn_implementation
+        self._lock = threading.Lock()  # of _requests
+        self._step_lock = threading.Lock()
+        self._requests: dict[int, Request] = {}
+        self._block_size = block_size
+        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        model.set_attn_implementation(NAME)
+        try:
+            self._groups = make_groups(find_specs(model, block_size))
+            divide_memory(self._groups, cache_bytes, max_sequences, max_tokens)
+            for group in self._groups:
+                group.allocate(str(model.device), backend)
+        except BaseException:
+            self.close()
+            raise
+        self._manager = BlockManager(
+            block_size=block_size, prefix_cache=prefix_cache,
+            pools=[{"num_blocks": group.num_blocks} for group in self._groups],
+            groups=[
+                {"pool": i, "window_left": group.spec.window_left}
+                for i, group in enumerate(self._groups)
+            ],
+        )  # fmt: skip
+        token_bytes = sum(group.block_bytes() for group in self._groups) // block_size
+        self._scheduler = Scheduler(
+            self._manager, max_tokens=max_tokens, max_sequences=min(max_sequences, max_tokens),
+            preemption={"token_bytes": token_bytes},
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Gives the model the attention that it had before."""
+        if self._previous is not None:
+            self._model.set_attn_implementation(self._previous)
+            self._previous = None
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self.close()
+
+    def submit(
+        self,
+        tokens: Sequence[int],
+        *,
+        max_new_tokens: int = 20,
+        sampling: Sampling | None = None,
+        eos_token_id: int | Sequence[int] | None = None,
+        priority: int = 0,
+        deadline: float | None = None,
+        salt: str = "",
+    ) -> Request:
+        """A request for tokens that follow these; any thread.
+
+        Arguments:
+            max_new_tokens: at least 1.
+            sampling: greedy by default.
+            eos_token_id: a token, or several, that end it; None: those of the model's
+                ``generation_config``; ``()``: none.
+            priority: class; lower goes first.
+            deadline: in seconds of ``time.monotonic()``.
+            salt: only requests of equal salt share cached beginnings.
+        """
+        tokens = [int(token) for token in tokens]
+        if not tokens:
+            raise Error("tokens: is empty")
+        vocabulary = self._model.config.get_text_config().vocab_size
+        for i, token in enumerate(tokens):
+            if not 0 <= token < vocabulary:
+                raise Error(f"tokens: {token} at {i}, the model has {vocabulary}")
+        if max_new_tokens < 1:
+            raise Error(f"max_new_tokens: {max_new_tokens}, must be positive")
+        if eos_token_id is None:
+            eos_token_id = self._model.generation_config.eos_token_id
+        if eos_token_id is None:
+            eos_token_id = ()
+        ends = [eos_token_id] if isinstance(eos_token_id, int) else eos_token_id
+        sampler = Sampler(sampling or Sampling(), self._model.device)
+        request = Request(self, tokens, frozenset(ends), sampler)
+        prompt = Prompt(tokens, self._block_size, salt=salt)
+        with self._lock:
+            request.id = self._scheduler.submit(
+                prompt, max_new_tokens=max_new_tokens, priority=priority, deadline=deadline
+            )
+            self._requests[request.id] = request
+        return request
+
+    @property
+    def num_unfinished(self) -> int:
+        with self._lock:
+            return len(self._requests)
+
+    def step(self) -> list[tuple[Request, int]]:
+        """One forward pass; returns the new tokens with their requests.
+
+        If the model raises, the step comes again with the next call. If choosing a token raises,
+        its request ends, as ``"stopped"``.
+        """
+        with self._step_lock:
+            batch = self._scheduler.schedule()
+            num_stages = 0
+            try:
+                for stage in batch.copies:
+                    for group, copies in zip(self._groups, stage):
+                        group.cache.copy_blocks(copies["on_device"])
+                    num_stages += 1
+                logits = {} if batch.empty else self._compute(batch)
+            except BaseException:
+                self._scheduler.abandon(batch, num_stages)
+                raise
+            result = self._scheduler.commit(batch)
+            return self._take(result, logits)
+
+    def stream(self) -> Iterator[tuple[Request, int]]:
+        """Tokens with their requests, as they come, until all requests have ended."""
+        pending: deque[tuple[Request, int]] = deque()
+        while self.num_unfinished or pending:
+            if not pending:
+                pending.extend(self.step())
+            while pending:
+                yield pending.popleft()
+
+    def generate(self, prompts: Sequence[Sequence[int]], **settings: Any) -> list[list[int]]:
+        """The new tokens of every prompt; settings are those of ``submit``.
+
+        Raises ``quire.Error`` if one does not fit into the cache even alone.
+        """
+        requests = [self.submit(tokens, **settings) for tokens in prompts]
+        while not all(request.finished for request in requests):
+            self.step()
+        for i, request in enumerate(requests):
+            if request.finish_reason == "too_large":
+                raise Error(f"prompts: entry {i}: {request.detail}")
+        return [request.tokens for request in requests]
+
+    def stats(self) -> dict[str, Any]:
+        """``{"scheduler", "blocks", "cache_bytes"}``: what was computed, and how full it is."""
+        return {
+            "scheduler": self._scheduler.stats(),
+            "blocks": self._manager.stats(),
+            "cache_bytes": sum(group.cache.size_bytes for group in self._groups),
+        }
+
+    def _compute(self, batch: ScheduledBatch) -> dict[int, torch.Tensor]:
+        """Logits ``[vocabulary]`` of the rows that end the tokens of their request."""
+        device = self._model.device
+        rows = [
+            one["first_row"] + one["num_tokens"] - 1
+            for one in batch.sequences
+            if one["is_last_chunk"]
+        ]
+        kept = {}
+        if self._keeps_logits:
+            kept["logits_to_keep"] = torch.tensor(rows, dtype=torch.long, device=device)
+        tokens = torch.as_tensor(batch.tokens).to(device, torch.long)[None]
+        positions = torch.as_tensor(batch.positions).to(device, torch.long)[None]
+        active.step = _Step(self._groups, batch)
+        try:
+            with torch.no_grad():
+                logits = self._model(
+                    input_ids=tokens, position_ids=positions, use_cache=False, **kept
+                ).logits[0]
+        finally:
+            active.step = None
+        if not self._keeps_logits:
+            logits = logits[rows]
+        return {row: logits[i] for i, row in enumerate(rows)}
+
+    def _take(self, result: dict, logits: dict[int, torch.Tensor]) -> list[tuple[Request, int]]:
+        new: list[tuple[Request, int]] = []
+        failure: Exception | None = None
+        ready = [(one, logits[one["row"]]) for one in result["ready"]]
+        best = torch.stack([x for _, x in ready]).argmax(-1).tolist() if ready else []
+        with self._lock:
+            for (one, scores), token in zip(ready, best):
+                request = self._requests[one["id"]]
+                if not request._sampler.is_plain:
+                    try:
+                        token = request._sampler.choose(request.prompt + request.tokens, scores)
+                    except Exception as error:  # of one request: the others go on
+                        failure = error
+                        self._scheduler.finish(request.id)
+                        continue
+                request.tokens.append(token)
+                new.append((request, token))
+                if token in request._ends:
+                    self._scheduler.finish(request.id)
+                else:
+                    self._scheduler.extend(request.id, token)
+            for one in result["finished"]:
+                request = self._requests.pop(one["id"])
+                request.detail = one["detail"]
+                request.finish_reason = one["reason"]
+        if failure is not None:
+            raise failure
+        return new
