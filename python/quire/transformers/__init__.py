@@ -11,6 +11,7 @@ through ``AttentionInterface`` can name it. docs/python.md says which do.
 """
 
 from quire.transformers.attention import NAME, attention_forward, attention_mask, register
+from quire.transformers.batching import continuous_batching
 from quire.transformers.engine import Engine, Request
 from quire.transformers.sampling import Sampling
 
@@ -23,5 +24,6 @@ __all__ = [
     "Sampling",
     "attention_forward",
     "attention_mask",
+    "continuous_batching",
     "register",
 ]

@@ -12,7 +12,7 @@ from quire._error import Error
 from quire._quire import AttentionSpec, KvCache, PreparedBatch
 from quire.transformers.attention import active, unsupported
 
-_DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
 class _Probe:
@@ -32,11 +32,11 @@ class _Probe:
             raise unsupported(f"model: {name} adds a position bias")
         if not getattr(module, "is_causal", True):
             raise unsupported(f"model: {name} is not causal")
-        if query.dtype not in _DTYPES:
-            raise unsupported(f"model: {query.dtype}, quire has {', '.join(_DTYPES.values())}")
+        if query.dtype not in DTYPES:
+            raise unsupported(f"model: {query.dtype}, quire has {', '.join(DTYPES.values())}")
         self.specs[layer] = AttentionSpec(
             query.shape[1], key.shape[1], query.shape[3], value_dim=value.shape[3],
-            q_dtype=_DTYPES[query.dtype], block_size=self._block_size,
+            q_dtype=DTYPES[query.dtype], block_size=self._block_size,
             window_left=self._window_left(layer, kwargs.get("sliding_window")),
             softcap=options["softcap"] > 0, sinks=options["sinks"] is not None,
         )  # fmt: skip
