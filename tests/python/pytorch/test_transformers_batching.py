@@ -11,6 +11,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 import quire
 import quire.transformers
 import tiny_models
+from quire import bench_transformers
 from quire.transformers import batching
 
 if not transformers.__version__.startswith("5.22."):
@@ -85,3 +86,16 @@ def test_names_mean_what_they_did_before():
             assert interface["sdpa"] is not before[0]
             raise ZeroDivisionError
     assert (interface["sdpa"], interface["paged|eager"]) == before
+
+
+def test_benchmark(monkeypatch, capsys):
+    arguments = "--rounds 1 --threads 1 --layers 2 --hidden 64 --heads 4 --kv-heads 2"
+    arguments += " --vocabulary 128 --requests 3 --longest 64 --new-tokens 4"
+    monkeypatch.setattr("sys.argv", ["bench_transformers", *arguments.split()])
+    bench_transformers.main()
+    lines = capsys.readouterr().out.splitlines()
+    for way in "quire Engine", "generate_batch, sdpa", "generate_batch, quire":
+        (line,) = (line for line in lines if line.startswith(way + "  "))
+        attention, total, cpu, tokens_per_second = map(float, line[len(way) :].split())
+        assert 0 < attention < total
+        assert tokens_per_second == pytest.approx(12 / total, rel=0.5)

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Continuous batching of a Llama with random weights: quire's engine against generate_batch.
+
+    python -m quire.bench_transformers [--rounds 3] [--dtype bf16] [--requests 16] ...
+
+Both serve the same ragged requests, taking turns in one run; the table has the medians. Time inside
+attention is that of the attention function of all layers, for quire with the preparation of the
+batch, for transformers with the update of its cache but without the making of its masks. CPU time is
+that of the whole process: it says more than the time that passed where others use the machine too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import logging
+import random
+import statistics
+import time
+from typing import Any
+
+import torch
+import transformers
+from transformers import AttentionInterface
+
+import quire
+import quire.transformers
+from quire.transformers import batching, engine
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Clock:
+    """Seconds spent in the functions that it watches."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.seconds = 0.0
+        self._on_gpu = device.type == "cuda"
+
+    def now(self) -> float:
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def watched(self, function: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = self.now()
+            result = function(*args, **kwargs)
+            self.seconds += self.now() - start
+            return result
+
+        return call
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m quire.bench_transformers", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=0, help="of PyTorch and quire; 0: all")
+    parser.add_argument("--requests", type=int, default=16)
+    parser.add_argument("--shortest", type=int, default=32, help="prompt, in tokens")
+    parser.add_argument("--longest", type=int, default=512)
+    parser.add_argument("--new-tokens", type=int, default=32)
+    parser.add_argument("--max-tokens", type=int, default=512, help="in one forward pass")
+    parser.add_argument("--page-size", type=int, default=256, help="of generate_batch")
+    parser.add_argument("--attention", default="sdpa", help="of generate_batch")
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--hidden", type=int, default=896)
+    parser.add_argument("--heads", type=int, default=14)
+    parser.add_argument("--kv-heads", type=int, default=2)
+    parser.add_argument("--vocabulary", type=int, default=151936)
+    return parser.parse_args()
+
+
+def make_model(arguments: argparse.Namespace) -> Any:
+    config = transformers.LlamaConfig(
+        vocab_size=arguments.vocabulary, hidden_size=arguments.hidden,
+        intermediate_size=arguments.hidden * 38 // 7, num_hidden_layers=arguments.layers,
+        num_attention_heads=arguments.heads, num_key_value_heads=arguments.kv_heads,
+        max_position_embeddings=32768, tie_word_embeddings=True,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(DTYPES[arguments.dtype])
+    try:
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    finally:
+        torch.set_default_dtype(before)
+    model.generation_config.eos_token_id = None
+    return model.to(arguments.device).eval()
+
+
+def run_engine(model: Any, prompts: list[list[int]], arguments: argparse.Namespace) -> Any:
+    clock = Clock(model.device)
+    step, prepare = engine._Step, engine._Step.__init__
+    attend = step.attend
+    step.__init__, step.attend = clock.watched(prepare), clock.watched(attend)
+    total = sum(len(prompt) + arguments.new_tokens + 32 for prompt in prompts)
+    config = model.config
+    row_bytes = 2 * config.num_key_value_heads * config.head_dim * model.dtype.itemsize
+    start = clock.now()
+    try:
+        with quire.transformers.Engine(
+            model, cache_bytes=total * row_bytes * config.num_hidden_layers,
+            max_tokens=arguments.max_tokens,
+        ) as server:  # fmt: skip
+            tokens = server.generate(
+                prompts, max_new_tokens=arguments.new_tokens, eos_token_id=()
+            )
+            seconds = clock.now() - start
+    finally:
+        step.__init__, step.attend = prepare, attend
+    return clock.seconds, seconds, tokens
+
+
+def run_generate_batch(model: Any, prompts: list[list[int]], arguments: argparse.Namespace) -> Any:
+    clock = Clock(model.device)
+    name = arguments.attention
+    attention = AttentionInterface()[name]
+    model.set_attn_implementation(name)
+    page = arguments.page_size
+    pages = sum(-(-(len(prompt) + arguments.new_tokens) // page) for prompt in prompts) + 4
+    AttentionInterface.register(name, clock.watched(attention))
+    start = clock.now()
+    try:
+        results = model.generate_batch(
+            prompts,
+            generation_config=transformers.GenerationConfig(
+                max_new_tokens=arguments.new_tokens, do_sample=False, eos_token_id=-1,
+                pad_token_id=0,
+            ),
+            continuous_batching_config=transformers.ContinuousBatchingConfig(
+                page_size=page, num_blocks=pages, max_batch_tokens=arguments.max_tokens,
+                auto_switch_to_flash=False,
+            ),
+            progress_bar=False,
+        )  # fmt: skip
+        seconds = clock.now() - start
+    finally:
+        AttentionInterface.register(name, attention)
+    by_number = sorted(results.values(), key=lambda one: int(one.request_id.split("_")[-1]))
+    return clock.seconds, seconds, [one.generated_tokens for one in by_number]
+
+
+def measure(run: Any, *arguments: Any) -> tuple[float, float, float, list[list[int]]]:
+    """Seconds in attention, in all, and of the CPU; and the tokens.
+
+    In a new thread: generate_batch computes in one, and the threads of PyTorch belong to a thread.
+    """
+    start = time.process_time()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        attention, total, tokens = pool.submit(run, *arguments).result()
+    return attention, total, time.process_time() - start, tokens
+
+
+def run_under_generate_batch(model, prompts, arguments) -> Any:
+    with batching.continuous_batching():
+        return run_generate_batch(model, prompts, arguments)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    transformers.logging.set_verbosity_error()
+    logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)  # asks for psutil
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+        quire.set_num_threads(arguments.threads)
+    model = make_model(arguments)
+    rng = random.Random(1)
+    lengths = [rng.randint(arguments.shortest, arguments.longest) for _ in range(arguments.requests)]
+    prompts = [[rng.randrange(arguments.vocabulary) for _ in range(n)] for n in lengths]
+    count = sum(parameter.numel() for parameter in model.parameters())
+    print(
+        f"Llama of {count / 1e6:.0f} million parameters, {arguments.dtype}, {arguments.device},"
+        f" {torch.get_num_threads()} threads; transformers {transformers.__version__},"
+        f" torch {torch.__version__}, quire {quire.__version__}\n"
+        f"{len(prompts)} requests of {min(lengths)} to {max(lengths)} tokens,"
+        f" {arguments.new_tokens} new ones each; medians of {arguments.rounds} rounds\n"
+    )
+    ways = {
+        "quire Engine": run_engine,
+        f"generate_batch, {arguments.attention}": run_generate_batch,
+        "generate_batch, quire": run_under_generate_batch,
+    }
+    short = argparse.Namespace(**{**vars(arguments), "new_tokens": 2})
+    for run in ways.values():  # what a first call pays for is not measured
+        measure(run, model, [prompt[:32] for prompt in prompts], short)
+    results: dict[str, list[Any]] = {name: [] for name in ways}
+    for _ in range(arguments.rounds):
+        for name, run in ways.items():
+            results[name].append(measure(run, model, prompts, arguments))
+    print_table(results, arguments)
+
+
+def print_table(results: dict[str, list[Any]], arguments: argparse.Namespace) -> None:
+    print(f"{'':28}{'attention s':>12}{'total s':>10}{'CPU s':>10}{'tokens/s':>10}")
+    medians = {}
+    for name, runs in results.items():
+        medians[name] = [statistics.median(run[i] for run in runs) for i in range(3)]
+        attention, total, cpu = medians[name]
+        new = sum(map(len, runs[0][3]))
+        print(f"{name:28}{attention:12.3f}{total:10.2f}{cpu:10.2f}{new / total:10.1f}")
+    ours, theirs = list(medians.values())[:2]
+    ratios = [theirs[i] / ours[i] for i in range(3)]
+    print(
+        f"\nEngine against generate_batch with {arguments.attention}: time inside attention"
+        f" {ratios[0]:.1f} times lower, total {ratios[1]:.2f} times, CPU {ratios[2]:.2f} times"
+    )
+
+
+if __name__ == "__main__":
+    main()
