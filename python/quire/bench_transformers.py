@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import inspect
 import logging
 import random
 import statistics
@@ -116,9 +117,21 @@ def run_engine(model: Any, prompts: list[list[int]], arguments: argparse.Namespa
     return clock.seconds, seconds, tokens
 
 
+def batching_config(page_size: int, num_pages: int, max_tokens: int) -> Any:
+    """Of generate_batch, in the words of the installed version."""
+    kind = transformers.ContinuousBatchingConfig
+    known = inspect.signature(kind).parameters
+    words: dict[str, Any] = {"page_size" if "page_size" in known else "block_size": page_size}
+    if "auto_switch_to_flash" in known:
+        words["auto_switch_to_flash"] = False
+    return kind(num_blocks=num_pages, max_batch_tokens=max_tokens, **words)
+
+
 def run_generate_batch(model: Any, prompts: list[list[int]], arguments: argparse.Namespace) -> Any:
     clock = Clock(model.device)
     name = arguments.attention
+    if "paged|" + name in AttentionInterface():  # until 5.17
+        name = "paged|" + name
     attention = AttentionInterface()[name]
     model.set_attn_implementation(name)
     page = arguments.page_size
@@ -132,10 +145,7 @@ def run_generate_batch(model: Any, prompts: list[list[int]], arguments: argparse
                 max_new_tokens=arguments.new_tokens, do_sample=False, eos_token_id=-1,
                 pad_token_id=0,
             ),
-            continuous_batching_config=transformers.ContinuousBatchingConfig(
-                page_size=page, num_blocks=pages, max_batch_tokens=arguments.max_tokens,
-                auto_switch_to_flash=False,
-            ),
+            continuous_batching_config=batching_config(page, pages, arguments.max_tokens),
             progress_bar=False,
         )  # fmt: skip
         seconds = clock.now() - start

@@ -9,6 +9,7 @@ keeps as rings, are gathered by its cache first.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -21,8 +22,61 @@ from quire.attention import attend
 from quire.transformers.attention import unsupported
 from quire.transformers.layers import DTYPES
 
-_NAMES = ("sdpa", "paged|eager")
+_NAMES = ("sdpa", "paged|sdpa", "paged|eager")
 _blocks = threading.Lock()  # one with-block at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """Where the paged cache of transformers keeps K and V of one layer."""
+
+    group: int  # in read_index and write_index
+    layer_type: str
+    window: int | None
+    k_pages: torch.Tensor | None  # [num_pages, page_size, num_kv_heads, dim]; None with windows
+    v_pages: torch.Tensor | None
+    stride: int  # slots from one page of this layer to the next
+
+
+def _place(cache: Any, layer: int) -> _Place:
+    if hasattr(cache, "layer_to_allocator"):  # 5.22
+        allocator = cache.layer_to_allocator[layer]
+        if allocator.layer_type != "full_attention":
+            window = allocator.sliding_window
+            return _Place(allocator.index, allocator.layer_type, window, None, None, 0)
+        pages = allocator.get_cache_for_block_table(layer)
+        # Between two blocks of one layer lie the pages of V and of the other layers.
+        stride = allocator.block_physical_stride
+        k, v = (x[:: stride // x.shape[1]] for x in pages)
+        return _Place(allocator.index, allocator.layer_type, None, k, v, stride)
+    if hasattr(cache, "layer_index_to_group_indices"):  # 5.17
+        group, index = cache.layer_index_to_group_indices[layer]
+        window = cache.sliding_windows[layer]
+        if window != 1:
+            return _Place(group, "sliding_attention", window, None, None, 0)
+        k, v = (
+            x[index].view(-1, cache.block_size, *x[index].shape[1:])
+            for x in (cache.key_cache, cache.value_cache)
+        )
+        return _Place(group, "full_attention", None, k, v, cache.block_size)
+    raise unsupported("transformers: its paged cache is neither that of 5.17 nor that of 5.22")
+
+
+def _gather(cache: Any, key: Any, value: Any, layer: int, kwargs: dict[str, Any]) -> Any:
+    """Stores new K and V and returns all that the queries see, ``[keys, num_kv_heads, dim]``."""
+    if hasattr(cache, "layer_to_allocator"):
+        own = dict(kwargs)  # it writes into them
+        k, v = cache.update(key_states=key, value_states=value, layer_idx=layer, kwargs=own)
+        return k[0].transpose(0, 1), v[0].transpose(0, 1)
+    return cache.update(
+        key_states=key, value_states=value, layer_idx=layer, read_index=kwargs["read_index"],
+        write_index=kwargs["write_index"],
+    )  # fmt: skip
+
+
+def _kv_begins(place: _Place, kwargs: dict[str, Any]) -> torch.Tensor:
+    begins = kwargs["cu_seq_lens_k"]
+    return _ints(begins[place.layer_type] if isinstance(begins, dict) else begins)
 
 
 class _Batches(threading.local):
@@ -34,29 +88,27 @@ class _Batches(threading.local):
         self.ready: dict[Any, PreparedBatch] = {}
         self.kept: dict[Any, PreparedBatch] = {}
 
-    def get(self, spec: AttentionSpec, allocator: Any, kwargs: dict[str, Any]) -> PreparedBatch:
+    def get(self, spec: AttentionSpec, place: _Place, kwargs: dict[str, Any]) -> PreparedBatch:
         if self.key is not kwargs["write_index"]:
             self.key = kwargs["write_index"]
             self.ready = {}
-        name = (allocator.index, str(spec))
+        name = (place.group, str(spec))
         prepared = self.ready.get(name)
         if prepared is None:
             prepared = self.kept.setdefault(name, PreparedBatch(spec))
-            read = kwargs["read_index"][allocator.index]
-            write = kwargs["write_index"][allocator.index]
-            query_begins = kwargs["cu_seq_lens_q"]
-            num_rows = int(query_begins[-1])
-            kv_begins = kwargs["cu_seq_lens_k"][allocator.layer_type]
-            # Between two blocks of one layer lie the pages of V and of the other layers.
-            stride, page = allocator.block_physical_stride, spec.block_size
+            query_begins, kv_begins = _ints(kwargs["cu_seq_lens_q"]), _kv_begins(place, kwargs)
+            read = _ints(kwargs["read_index"][place.group][: int(kv_begins[-1])])
+            write = _ints(kwargs["write_index"][place.group][: int(query_begins[-1])])
+            page = spec.block_size
             read, write = (
-                torch.div(x, stride, rounding_mode="floor") * page + x % stride
-                for x in (_ints(read[: int(kv_begins[-1])]), _ints(write[:num_rows]))
+                torch.div(x, place.stride, rounding_mode="floor") * page + x % place.stride
+                for x in (read, write)
             )
-            batch = from_token_slots(
-                _ints(query_begins), _ints(kv_begins), read if read.numel() else None, write, page
+            prepared.prepare(
+                from_token_slots(
+                    query_begins, kv_begins, read if read.numel() else None, write, page
+                )
             )
-            prepared.prepare(batch)
             self.ready[name] = prepared
         return prepared
 
@@ -81,36 +133,30 @@ def _paged_forward(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """As ``attention_forward``, of one packed row over the paged cache of transformers."""
-    cache = kwargs["cache"]
+    cache, layer = kwargs.pop("cache"), module.layer_idx
     options = {"scale": scaling, "softcap": softcap or 0.0}
     options["sinks"] = None if s_aux is None else s_aux.detach().float()
-    allocator = cache.layer_to_allocator[module.layer_idx]
+    place = _place(cache, layer)
     q = query[0].transpose(0, 1)
     out = query.new_zeros(q.shape[0], q.shape[1], value.shape[3])  # rows of no sequence stay 0
-    if allocator.layer_type == "full_attention":
-        k_pages, v_pages = allocator.get_cache_for_block_table(module.layer_idx)
-        step = allocator.block_physical_stride // k_pages.shape[1]
-        view = KvCacheView(k_pages[::step], v_pages[::step])
+    if place.window is None:
         spec = AttentionSpec(
             query.shape[1], key.shape[1], query.shape[3], value_dim=value.shape[3],
-            q_dtype=DTYPES[query.dtype], block_size=k_pages.shape[1], softcap=bool(softcap),
+            q_dtype=DTYPES[query.dtype], block_size=place.k_pages.shape[1], softcap=bool(softcap),
             sinks=s_aux is not None,
         )  # fmt: skip
-        prepared = _batches.get(spec, allocator, kwargs)
+        prepared = _batches.get(spec, place, kwargs)
+        view = KvCacheView(place.k_pages, place.v_pages)
         num_rows = int(kwargs["cu_seq_lens_q"][-1])
         k, v = (x[0].transpose(0, 1)[:num_rows] for x in (key, value))
         prepared.append(k, v, view)
         prepared.attend(q, view, out=out, **options)
     else:
-        query_begins = _ints(kwargs["cu_seq_lens_q"])
-        kv_begins = _ints(kwargs["cu_seq_lens_k"][allocator.layer_type])
-        key, value = cache.update(
-            key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=kwargs
-        )
+        begins = _kv_begins(place, kwargs)
+        k, v = _gather(cache, key, value, layer, kwargs)
         attend(
-            q, key[0].transpose(0, 1), value[0].transpose(0, 1), query_begins,
-            kv_begins[1:] - kv_begins[:-1], kv_begins=kv_begins[:-1],
-            window=allocator.sliding_window - 1, out=out, **options,
+            q, k, v, _ints(kwargs["cu_seq_lens_q"]), begins[1:] - begins[:-1],
+            kv_begins=begins[:-1], window=place.window - 1, out=out, **options,
         )  # fmt: skip
     return out[None], None
 
@@ -124,7 +170,7 @@ def continuous_batching() -> Iterator[None]:
 
     The attention of the model must be ``sdpa`` or ``eager``, and continuous batching must not
     change it to another (``auto_switch_to_flash=False``). Other forward passes with these names
-    are computed as ever. Written for transformers 5.22; a version whose cache differs is an error.
+    are computed as ever. Written for transformers 5.17 and 5.22; another paged cache is an error.
     """
     try:
         from transformers.generation.continuous_batching.cache import PagedAttentionCache
@@ -140,8 +186,6 @@ def continuous_batching() -> Iterator[None]:
             def forward(module, query, key, value, attention_mask, **kwargs):
                 if not isinstance(kwargs.get("cache"), PagedAttentionCache):
                     return previous(module, query, key, value, attention_mask, **kwargs)
-                if not hasattr(kwargs["cache"], "layer_to_allocator"):
-                    raise unsupported("transformers: its paged cache is not that of version 5.22")
                 return _paged_forward(module, query, key, value, attention_mask, **kwargs)
 
             return forward

@@ -16,6 +16,7 @@ import tiny_models
 from quire.transformers import attention
 from quire.transformers.mask_ranges import find_ranges
 from transformers import masking_utils
+from transformers.models.t5 import modeling_t5
 
 DECODERS = ["llama", "mistral", "gemma2", "gpt_oss"]
 ENCODER_DECODERS = ["bart", "t5"]
@@ -29,6 +30,8 @@ def models():
     made = {}
 
     def get(name):
+        if name == "t5" and not hasattr(modeling_t5, "ALL_ATTENTION_FUNCTIONS"):
+            pytest.skip(f"T5 of transformers {transformers.__version__} has attention of its own")
         if name not in made:
             made[name] = tiny_models.make(name)
         return made[name]

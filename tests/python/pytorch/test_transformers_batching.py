@@ -14,9 +14,9 @@ import tiny_models
 from quire import bench_transformers
 from quire.transformers import batching
 
-if not transformers.__version__.startswith("5.22."):
+if not transformers.__version__.startswith(("5.17.", "5.22.")):
     pytest.skip(
-        f"transformers {transformers.__version__}: quire knows the batching of 5.22",
+        f"transformers {transformers.__version__}: quire knows the batching of 5.17 and 5.22",
         allow_module_level=True,
     )
 transformers.logging.set_verbosity_error()
@@ -35,9 +35,7 @@ def generate_batch(model):
         generation_config=transformers.GenerationConfig(
             max_new_tokens=20, do_sample=False, eos_token_id=1, pad_token_id=0
         ),
-        continuous_batching_config=transformers.ContinuousBatchingConfig(
-            page_size=16, num_blocks=64, max_batch_tokens=64, auto_switch_to_flash=False
-        ),
+        continuous_batching_config=bench_transformers.batching_config(16, 64, 64),
         progress_bar=False,
     )
     by_number = sorted(results.values(), key=lambda one: int(one.request_id.split("_")[-1]))
