@@ -76,6 +76,17 @@ def _ranges_of(mask: torch.Tensor) -> MaskRanges | None:
     return kept[1]
 
 
+def _fitted(mask: torch.Tensor | None, batch: int, q_len: int, kv_len: int) -> torch.Tensor | None:
+    """The mask with one entry per query and key; itself where it has that shape."""
+    if mask is None or mask.shape[::2] + mask.shape[3:] == (batch, q_len, kv_len):
+        return mask
+    if mask.shape[3] < kv_len or mask.shape[0] not in (1, batch) or mask.shape[2] not in (1, q_len):
+        raise Error(
+            f"attention_mask: {list(mask.shape)}, needs [{batch}, heads, {q_len}, {kv_len}] or 1"
+        )
+    return mask[..., :kv_len].expand(batch, -1, q_len, -1)
+
+
 def _bias(
     query: torch.Tensor,
     kv_len: int,
@@ -99,6 +110,49 @@ def _bias(
     if bias.stride(-1) != 1:
         bias = bias.contiguous()
     return bias[..., :kv_len].expand(batch, heads, q_len, kv_len)
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    position_bias: torch.Tensor | None,
+    causal: bool,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """A padded batch; causal only without a mask. ``[batch, q_len, num_q_heads, value_dim]``."""
+    batch, heads, q_len, _ = query.shape
+    if causal and key.shape[2] > q_len:  # an empty cache of fixed size: its first keys are ours
+        key, value = key[:, :, :q_len], value[:, :, :q_len]
+        position_bias = None if position_bias is None else position_bias[..., :q_len]
+    kv_len = key.shape[2]
+    q_rows = query.transpose(1, 2).reshape(batch * q_len, heads, query.shape[3])
+    (k_rows, k_step), (v_rows, v_step) = _rows(key), _rows(value)
+    if k_step != v_step:
+        (k_rows, k_step), (v_rows, v_step) = _rows(key.contiguous()), _rows(value.contiguous())
+
+    mask = _fitted(mask, batch, q_len, kv_len)
+    ranges = None
+    if position_bias is None and mask is not None and mask.dtype == torch.bool:
+        ranges = _ranges_of(mask)
+    if ranges is not None:
+        out = query.new_zeros(batch * q_len, heads, value.shape[3])
+        attend(
+            q_rows, k_rows, v_rows, (ranges.query_begins, ranges.query_ends), ranges.kv_lens,
+            kv_begins=ranges.kv_begins(k_step), causal=ranges.causal, window=ranges.window, out=out,
+            alignment="aligned" if ranges.causal else "unaligned", **options,
+        )  # fmt: skip
+    else:
+        if position_bias is not None or mask is not None:
+            options["bias"] = _bias(query, kv_len, mask, position_bias, causal)
+            causal = False
+        out = attend(
+            q_rows, k_rows, v_rows, [i * q_len for i in range(batch + 1)], [kv_len] * batch,
+            kv_begins=[i * k_step for i in range(batch)], causal=causal,
+            alignment="aligned" if causal else "unaligned", **options,
+        )  # fmt: skip
+    return out.view(batch, q_len, heads, value.shape[3])
 
 
 @torch.compiler.disable
@@ -138,35 +192,6 @@ def attention_forward(
     if active.step is not None:
         return active.step.attend(module, query, key, value, position_bias, options, kwargs), None
 
-    batch, heads, q_len, _ = query.shape
     causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    causal = causal and attention_mask is None and q_len > 1
-    if causal and key.shape[2] > q_len:  # an empty cache of fixed size: its first keys are ours
-        key, value = key[:, :, :q_len], value[:, :, :q_len]
-        position_bias = None if position_bias is None else position_bias[..., :q_len]
-    kv_len = key.shape[2]
-    q_rows = query.transpose(1, 2).reshape(batch * q_len, heads, query.shape[3])
-    (k_rows, k_step), (v_rows, v_step) = _rows(key), _rows(value)
-    if k_step != v_step:
-        (k_rows, k_step), (v_rows, v_step) = _rows(key.contiguous()), _rows(value.contiguous())
-
-    ranges = None
-    if position_bias is None and attention_mask is not None and attention_mask.dtype == torch.bool:
-        ranges = _ranges_of(attention_mask)
-    if ranges is not None:
-        out = query.new_zeros(batch * q_len, heads, value.shape[3])
-        attend(
-            q_rows, k_rows, v_rows, (ranges.query_begins, ranges.query_ends), ranges.kv_lens,
-            kv_begins=ranges.kv_begins(k_step), causal=ranges.causal, window=ranges.window, out=out,
-            alignment="aligned" if ranges.causal else "unaligned", **options,
-        )  # fmt: skip
-    else:
-        if position_bias is not None or attention_mask is not None:
-            options["bias"] = _bias(query, kv_len, attention_mask, position_bias, causal)
-            causal = False
-        out = attend(
-            q_rows, k_rows, v_rows, [i * q_len for i in range(batch + 1)], [kv_len] * batch,
-            kv_begins=[i * k_step for i in range(batch)], causal=causal,
-            alignment="aligned" if causal else "unaligned", **options,
-        )  # fmt: skip
-    return out.view(batch, q_len, heads, value.shape[3]), None
+    causal = causal and attention_mask is None and query.shape[2] > 1
+    return _attend(query, key, value, attention_mask, position_bias, causal, options), None

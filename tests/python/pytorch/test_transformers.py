@@ -219,6 +219,25 @@ def test_additive_masks(calls):
     assert all("bias" in call for call in calls)
 
 
+@pytest.mark.parametrize("shape", [(2, 1, 1, 5), (1, 1, 3, 5), (1, 1, 1, 9), (2, 4, 1, 5)])
+def test_masks_that_broadcast(shape):
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 4, 3, 16), torch.randn(2, 4, 5, 16)
+    mask = torch.ones(shape, dtype=torch.bool)
+    mask[-1:, ..., :2] = False
+    found, _ = attention.attention_forward(torch.nn.Module(), q, k, k, mask)
+    expected = torch.nn.functional.scaled_dot_product_attention(q, k, k, attn_mask=mask[..., :5])
+    torch.testing.assert_close(found, expected.transpose(1, 2))
+
+
+def test_masks_that_do_not_fit():
+    q, k = torch.randn(2, 4, 3, 16), torch.randn(2, 4, 5, 16)
+    for shape in (2, 1, 3, 4), (2, 1, 2, 5), (3, 1, 3, 5):
+        with pytest.raises(quire.Error, match=r"attention_mask: .* needs \[2, heads, 3, 5\]"):
+            mask = torch.ones(shape, dtype=torch.bool)
+            attention.attention_forward(torch.nn.Module(), q, k, k, mask)
+
+
 def test_what_it_cannot_do_is_an_error(models):
     q = torch.randn(1, 4, 3, 16)
     module = torch.nn.Module()
