@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
@@ -15,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "backends/reference/reference.h"
 #include "conformance/arrangement.h"
 #include "conformance/case_builder.h"
 #include "conformance/compare.h"
@@ -106,6 +108,31 @@ TEST(CpuBackend, BitsDependOnNothingButTheSequence) {
 }
 
 // A sequence alone: the threads that read its heads store the new keys, in one go or in two.
+// Hidden keys stay hidden where the scale turns the order of scores around, or makes all equal.
+TEST(CpuBackend, AnyFiniteScale) {
+  std::vector<Case> cases;
+  CaseBuilder("scale", conformance::Suite::kSmoke, {{1, 70}, {5, 40}, {33, 33}}).add_to(cases);
+  Problem problem = conformance::make_problem(cases.front());
+  const ArrangeOptions options = conformance::options_of(problem);
+  const std::unique_ptr<AttentionBackend> reference = make_reference_backend({});
+  for (const float scale : {-0.5F, -1e-3F, 0.0F, 1e-30F}) {
+    problem.scale = scale;
+    const OutputData want = run(*reference, problem, options);
+    for (const std::string& level : cpu_isa_levels()) {
+      const std::unique_ptr<AttentionBackend> backend = make_level(level, 2);
+      const OutputData got = run(*backend, problem, options);
+      ASSERT_EQ(got.out.size(), want.out.size());
+      std::size_t num_compared = 0;
+      for (std::size_t i = 0; i < want.out.size(); ++i) {
+        if (std::isnan(want.out[i])) continue;  // rows of no sequence hold what they held
+        ++num_compared;
+        ASSERT_NEAR(got.out[i], want.out[i], 0.03) << level << ", scale " << scale << ", " << i;
+      }
+      EXPECT_GT(num_compared, want.out.size() / 2);
+    }
+  }
+}
+
 TEST(CpuBackend, NewKeysAreStoredByThoseWhoReadThem) {
   for (const auto& [q_len, kv_len] : {std::pair{1, 900}, std::pair{5, 129}, std::pair{1, 1}}) {
     std::vector<Case> cases;

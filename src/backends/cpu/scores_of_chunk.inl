@@ -61,6 +61,12 @@ class ScoresOfChunk {
       finish_scores(call_, sequence_, place, *chunk_, block.num_vectors, scale, s);
       factor = kLog2E;
     }
+    if (!(factor > 0.0F)) {  // would turn the -inf of hidden keys around
+      for (std::int64_t i = 0; i < block.num_vectors * kLanes; i += kLanes) {
+        store(s + i, mul(load(s + i), set1(factor)));
+      }
+      factor = 1.0F;
+    }
     if (!block.all_visible) {
       mask_scores(call_, sequence_, row / call_.spec.head_group(), *chunk_, block.num_vectors, s);
     }

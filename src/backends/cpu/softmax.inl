@@ -134,22 +134,16 @@ QUIRE_INLINE void weigh(const float* s, std::int64_t num_vectors, float factor, 
 }
 
 // s are scores, `factor` their unit. Returns what O must be multiplied with first. There are kCount
-// vectors, or num_vectors if that is 0.
+// vectors, or num_vectors if that is 0. REQUIRES: factor > 0.
 template <class Ops, int kCount>
 QUIRE_INLINE float soften_row(const float* s, std::int64_t num_vectors, float factor,
                               const float* v_scales, float* max, float* sums,
                               typename Ops::A* p) noexcept {
   Vec top = set1(kNegativeInfinity);
-  if (factor > 0.0F) {
-    for_vectors<kCount>(num_vectors, [&](std::int64_t i) QUIRE_INLINE_LAMBDA {
-      top = max_of(load(s + i * kLanes), top);
-    });
-    top = mul(top, set1(factor));
-  } else {  // a negative scale turns the order around, and 0 * -inf is NaN
-    for (std::int64_t i = 0; i < num_vectors; ++i) {
-      top = max_of(mul(load(s + i * kLanes), set1(factor)), top);
-    }
-  }
+  for_vectors<kCount>(num_vectors, [&](std::int64_t i) QUIRE_INLINE_LAMBDA {
+    top = max_of(load(s + i * kLanes), top);
+  });
+  top = mul(top, set1(factor));
   float rescale = 1.0F;
   if (any_greater(top, set1(*max + kMaxSlack)) || *max == kNegativeInfinity) [[unlikely]] {
     const float new_max = reduce_max(top);
