@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -65,6 +66,7 @@ class _Step:
 
     def __init__(self, groups: list, batch: ScheduledBatch) -> None:
         self._place = {}
+        self._seen: set[int] = set()
         for index, group in enumerate(groups):
             group.prepared.prepare(batch.view(index))
             for i, layer in enumerate(group.layers):
@@ -72,9 +74,40 @@ class _Step:
 
     def attend(self, module, query, key, value, position_bias, options, kwargs) -> torch.Tensor:
         prepared, view = self._place[module.layer_idx]
+        self._seen.add(module.layer_idx)
         rows = (x[0].transpose(0, 1) for x in (query, key, value))
         q, k, v = (x if x.stride(2) == 1 else x.contiguous() for x in rows)
         return prepared.attend(q, view, k=k, v=v, **options)[None]
+
+    def check_complete(self) -> None:
+        """Layers that attended to something else computed nonsense from the packed row."""
+        missing = sorted(set(self._place) - self._seen)
+        if missing:
+            raise Error(
+                f"model: layers {missing} did not go through the attention {NAME!r}; was another"
+                " one set while the engine was open?"
+            )
+
+
+# Of every model with open engines: how many, and the attention that it had before the first.
+_open_engines: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_open_lock = threading.Lock()
+
+
+def _hold_attention(model: Any) -> None:
+    with _open_lock:
+        count, previous = _open_engines.get(model, (0, model.config._attn_implementation))
+        model.set_attn_implementation(NAME)
+        _open_engines[model] = count + 1, previous
+
+
+def _release_attention(model: Any) -> None:
+    with _open_lock:
+        count, previous = _open_engines.pop(model)
+        if count > 1:
+            _open_engines[model] = count - 1, previous
+        else:
+            model.set_attn_implementation(previous)
 
 
 def _check_model(model: Any) -> None:
@@ -128,13 +161,15 @@ class Engine:
     ) -> None:
         _check_model(model)
         self._model = model
-        self._previous = model.config._attn_implementation
+        self._closed = False
         self._lock = threading.Lock()  # of _requests
         self._step_lock = threading.Lock()
         self._requests: dict[int, Request] = {}
         self._block_size = block_size
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        model.set_attn_implementation(NAME)
+        _hold_attention(model)
+        self._release = weakref.finalize(self, _release_attention, model)
+        self._release.atexit = False
         try:
             self._groups = make_groups(find_specs(model, block_size))
             divide_memory(self._groups, cache_bytes, max_sequences, max_tokens)
@@ -158,10 +193,9 @@ class Engine:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Gives the model the attention that it had before."""
-        if self._previous is not None:
-            self._model.set_attn_implementation(self._previous)
-            self._previous = None
+        """Ends the engine; the last one of a model gives it the attention that it had before."""
+        self._closed = True
+        self._release()
 
     def __enter__(self) -> Engine:
         return self
@@ -227,6 +261,8 @@ class Engine:
         its request ends, as ``"stopped"``.
         """
         with self._step_lock:
+            if self._closed:
+                raise Error("engine: it is closed")
             batch = self._scheduler.schedule()
             num_stages = 0
             try:
@@ -284,7 +320,7 @@ class Engine:
             kept["logits_to_keep"] = torch.tensor(rows, dtype=torch.long, device=device)
         tokens = torch.as_tensor(batch.tokens).to(device, torch.long)[None]
         positions = torch.as_tensor(batch.positions).to(device, torch.long)[None]
-        active.step = _Step(self._groups, batch)
+        step = active.step = _Step(self._groups, batch)
         try:
             with torch.no_grad():
                 logits = self._model(
@@ -292,6 +328,7 @@ class Engine:
                 ).logits[0]
         finally:
             active.step = None
+        step.check_complete()
         if not self._keeps_logits:
             logits = logits[rows]
         return {row: logits[i] for i, row in enumerate(rows)}

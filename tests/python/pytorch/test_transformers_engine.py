@@ -228,6 +228,26 @@ def test_requests_from_many_threads(llama):
     assert [found[i] for i in range(len(PROMPTS))] == llama.expected
 
 
+def test_engines_share_a_model(llama):
+    llama.model.set_attn_implementation("sdpa")
+    first, second = make_engine(llama.model), make_engine(llama.model)
+    assert first.generate(PROMPTS[:2], max_new_tokens=NUM_NEW) == llama.expected[:2]
+    first.close()
+    with pytest.raises(quire.Error, match="it is closed"):
+        first.generate(PROMPTS[:1])
+    assert second.generate(PROMPTS[:2], max_new_tokens=NUM_NEW) == llama.expected[:2]
+    second.close()
+    assert llama.model.config._attn_implementation == "sdpa"
+    llama.model.set_attn_implementation("eager")
+
+
+def test_another_attention_is_noticed(llama):
+    with make_engine(llama.model) as engine:
+        llama.model.set_attn_implementation("sdpa")
+        with pytest.raises(quire.Error, match=r"layers \[0, 1.*did not go through"):
+            engine.generate(PROMPTS[:1])
+
+
 def test_wrong_requests(llama):
     with make_engine(llama.model, TIGHT) as engine:
         with pytest.raises(quire.Error, match="tokens: is empty"):
