@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "array.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string_view>
 #include <utility>
@@ -86,6 +87,18 @@ Device device_of(const char* name, const nb::dlpack::device& device) {
   }
 }
 
+// An array without elements has strides of no meaning, and libraries differ in what they say.
+void make_dense_if_empty(Array& array) {
+  const auto begin = array.shape.begin();
+  const auto end = begin + array.rank;
+  if (std::find(begin, end, 0) == end) return;
+  std::int64_t dense = 1;
+  for (auto i = static_cast<std::size_t>(array.rank); i-- > 0;) {
+    array.strides[i] = dense;
+    dense *= std::max<std::int64_t>(array.shape[i], 1);
+  }
+}
+
 void read_dltensor(const char* name, const nb::dlpack::dltensor& tensor, Array& array) {
   set_rank(name, tensor.ndim, array);
   require(tensor.dtype.lanes == 1, name,
@@ -101,6 +114,7 @@ void read_dltensor(const char* name, const nb::dlpack::dltensor& tensor, Array& 
     array.strides[axis] = tensor.strides != nullptr ? tensor.strides[i] : dense;
     dense *= tensor.shape[i];
   }
+  make_dense_if_empty(array);
 }
 
 Element numpy_element(const char* name, const NumpyArrayStruct& array, nb::handle source) {
@@ -147,6 +161,7 @@ bool read_numpy(const char* name, nb::handle source, Array& array) {
     require(is_dense || from->shape[i] < 2, name, ": axis ", i, " has a stride of ",
             from->strides[i], " bytes, not a multiple of its elements of ", from->itemsize);
   }
+  make_dense_if_empty(array);
   return true;
 }
 

@@ -37,11 +37,27 @@ def _pages(paged_kv_cache, kv_layout, k_scale=None, v_scale=None):
     )
 
 
+# What chooses a speed or a place of memory there, and nothing here.
+_CONSTRUCTOR_OPTIONS = frozenset({
+    "use_cuda_graph", "use_tensor_cores", "backend", "qo_indptr_buf", "paged_kv_indptr_buf",
+    "paged_kv_indices_buf", "paged_kv_last_page_len_buf", "paged_kv_indptr_buffer",
+    "paged_kv_indices_buffer", "paged_kv_last_page_len_buffer", "custom_mask_buf",
+    "mask_indptr_buf",
+})  # fmt: skip
+_PLAN_OPTIONS = frozenset({"non_blocking", "fixed_split_size", "disable_split_kv"})
+
+
+def _refuse_others(where: str, options: dict, known: frozenset) -> None:
+    for name, value in options.items():
+        if name not in known and value is not None:
+            raise unsupported(f"{where}: {name} has no meaning here")
+
+
 class _Wrapper:
     """What planning has left: a batch, and a PreparedBatch for every format seen since."""
 
     def __init__(self, float_workspace_buffer: Any = None, kv_layout: str = "NHD", **options: Any):
-        # Workspaces, graphs and backends of CUDA choose a speed there and nothing here.
+        _refuse_others(type(self).__name__, options, _CONSTRUCTOR_OPTIONS)
         self._kv_layout = kv_layout
         _order(kv_layout)
         self._prepared: dict = {}  # by spec
@@ -49,18 +65,23 @@ class _Wrapper:
 
     def _plan(self, begins, indptr, indices, last_page_len, page_size, **plan):
         _refuse_positions(plan.pop("pos_encoding_mode"))
+        _refuse_others("plan", plan.pop("options"), _PLAN_OPTIONS)
         lens = _kv_lens(indptr, last_page_len, page_size)
-        self._batch = quire.BatchView(begins, lens, (indptr, indices), block_size=page_size)
-        self._page_size = page_size
-        self._plan_options = plan
-        self._planned = set()  # specs whose PreparedBatch has this batch
+        batch = quire.BatchView(begins, lens, (indptr, indices), block_size=page_size)
         mask = plan["custom_mask"]
-        self._bias = None if mask is None else _mask_bias(mask, begins, lens, plan["num_qo_heads"])
+        bias = None if mask is None else _mask_bias(mask, begins, lens, plan["num_qo_heads"])
+        num_rows = int(begins[-1])
+        # All or nothing: a plan that raises leaves the last one.
+        self._batch, self._bias, self._num_rows = batch, bias, num_rows
+        self._page_size, self._plan_options = page_size, plan
+        self._planned = set()  # specs whose PreparedBatch has this batch
 
     def _run(self, q, paged_kv_cache, k_scale, v_scale, out, lse, return_lse, sinks):
         if self._batch is None:
             raise Error("run: plan was not called")
         plan = self._plan_options
+        if q.shape[0] != self._num_rows:
+            raise Error(f"q: has {q.shape[0]} rows, planned were {self._num_rows}")
         pages = _pages(paged_kv_cache, self._kv_layout, k_scale, v_scale)
         if pages.block_size != self._page_size:
             raise Error(f"paged_kv_cache: pages of {pages.block_size} tokens, planned for "
@@ -81,7 +102,9 @@ class _Wrapper:
         if key not in self._planned:
             prepared.prepare(self._batch)
             self._planned.add(key)
-        scale = plan["sm_scale"] or 1 / math.sqrt(plan["head_dim_qk"])
+        scale = plan["sm_scale"]
+        if scale is None:
+            scale = 1 / math.sqrt(plan["head_dim_qk"])
         if k_scale is not None and not is_scaled:
             scale *= float(k_scale)
         result = prepared.attend(
@@ -178,7 +201,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
             num_qo_heads=num_qo_heads, num_kv_heads=num_kv_heads, head_dim_qk=head_dim_qk,
             head_dim_vo=head_dim_vo or head_dim_qk, custom_mask=custom_mask, causal=causal,
             sm_scale=sm_scale, window_left=window_left, logits_soft_cap=logits_soft_cap or 0.0,
-            pos_encoding_mode=pos_encoding_mode,
+            pos_encoding_mode=pos_encoding_mode, options=options,
         )  # fmt: skip
 
     def run(
@@ -238,6 +261,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
             num_kv_heads=num_kv_heads, head_dim_qk=head_dim, head_dim_vo=head_dim,
             custom_mask=None, causal=True, sm_scale=sm_scale, window_left=window_left,
             logits_soft_cap=logits_soft_cap or 0.0, pos_encoding_mode=pos_encoding_mode,
+            options=options,
         )  # fmt: skip
 
     def run(

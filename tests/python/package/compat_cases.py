@@ -217,6 +217,9 @@ def refused(to):
         "ROPE_LLAMA": lambda: wrapper.plan(
             one, one, to(i32([0])), to(i32([1])), 4, 2, 32, 16, pos_encoding_mode="ROPE_LLAMA"
         ),
+        "window_lft has no meaning": lambda: wrapper.plan(
+            one, one, to(i32([0])), to(i32([1])), 4, 2, 32, 16, window_lft=1
+        ),
         "NHD or HND": lambda: compat.BatchPrefillWithPagedKVCacheWrapper(None, "XYZ"),
         "positions": lambda: compat.append_paged_kv_cache(
             to(k[0][:1]), to(v[0][:1]), to(i32([0])), to(i32([9])), (to(k), to(v)), to(i32([0])),
@@ -225,6 +228,12 @@ def refused(to):
     }.items():  # fmt: skip
         with pytest.raises(quire.Error, match=pattern):
             call()
+    wrapper.plan(one, one, to(i32([0])), to(i32([1])), 4, 2, 32, 10)
+    with pytest.raises(quire.Error, match="custom_mask"):  # and the plan before it stays
+        wrapper.plan(one, one, to(i32([0])), to(i32([1])), 4, 2, 32, 10, custom_mask=to(i32([])))
+    assert tuple(wrapper.run(to(q[:1, 0]), (to(k), to(v))).shape) == (1, 4, 32)
+    with pytest.raises(quire.Error, match="2 rows, planned were 1"):
+        wrapper.run(to(q[:, 0]), (to(k), to(v)))
 
 
 CASES = {

@@ -280,3 +280,13 @@ def test_backends():
     quire.set_num_threads(0)
     quire.release_memory()
     np.testing.assert_array_equal(call(q, k, v), expected)
+
+
+def test_nothing_to_compute():
+    """Arrays without elements, whatever a library says of their strides."""
+    k, f32 = np.ones((6, 4, 2, 8), np.float32), np.float32
+    none, no_tables = np.zeros(0, np.int32), np.zeros((0, 1), np.int32)
+    assert quire.attend(np.zeros((0, 2, 8), f32), k, k + 1, [0], none, no_tables).shape == (0, 2, 8)
+    rows = np.zeros((3, 2, 8), f32)[:0]
+    assert quire.attend(rows, k, k + 1, [0], none, no_tables).shape == (0, 2, 8)
+    quire.append(rows, rows, k, k + 1, np.zeros(0, np.int64))
