@@ -9,11 +9,11 @@ from quire._error import Error
 from quire.compat._refuse import refuse
 
 
-def _attend(q, k, v, begins, lens, table, *, alibi_slopes, lse, **options):
+def _attend(q, k_cache, v_cache, begins, lens, table, *, alibi_slopes, lse, **options):
     """attend, where slopes may be of every sequence its own. lse [num_tokens, heads] or None."""
     if alibi_slopes is None or alibi_slopes.ndim == 1:
         result = quire.attend(
-            q, k, v, begins, lens, table, alibi_slopes=alibi_slopes, lse=lse, **options
+            q, k_cache, v_cache, begins, lens, table, alibi_slopes=alibi_slopes, lse=lse, **options
         )
         return result[0] if lse is not None else result
     num_sequences = len(lens)
@@ -22,12 +22,12 @@ def _attend(q, k, v, begins, lens, table, *, alibi_slopes, lse, **options):
             f"alibi_slopes: needs shape [{num_sequences}, {q.shape[1]}], has "
             f"{list(alibi_slopes.shape)}"
         )
-    out = _arrays.empty(q, (q.shape[0], q.shape[1], v.shape[-1]), _arrays.dtype_name(q))
+    out = _arrays.empty(q, (q.shape[0], q.shape[1], v_cache.shape[-1]), _arrays.dtype_name(q))
     kv_begins = options.pop("kv_begins", None)
     for s in range(num_sequences):
         own = {} if kv_begins is None else {"kv_begins": kv_begins[s : s + 1]}
         quire.attend(
-            q, k, v, (begins[s : s + 1], begins[s + 1 : s + 2]), lens[s : s + 1],
+            q, k_cache, v_cache, (begins[s : s + 1], begins[s + 1 : s + 2]), lens[s : s + 1],
             None if table is None else table[s : s + 1], alibi_slopes=alibi_slopes[s], out=out,
             lse=lse, **own, **options,
         )  # fmt: skip
@@ -145,13 +145,18 @@ def flash_attn_with_kvcache(
         lens = cache_seqlens
     if (k is None) != (v is None):
         raise Error("v: k and v are given together or not at all")
+    stored = {}
     if k is not None and v is not None:
         len_new = k.shape[1]
-        slots = _new_slots(table, lens, len_new, block_size)
-        quire.append(
-            k.reshape(batch * len_new, *k.shape[2:]), v.reshape(batch * len_new, *v.shape[2:]),
-            k_cache, v_cache, slots,
-        )  # fmt: skip
+        new = {
+            "k": k.reshape(batch * len_new, *k.shape[2:]),
+            "v": v.reshape(batch * len_new, *v.shape[2:]),
+            "slots": _new_slots(table, lens, len_new, block_size),
+        }
+        if len_new == len_q and (alibi_slopes is None or alibi_slopes.ndim == 1):
+            stored = new  # in the call below, which checks everything before it writes
+        else:
+            quire.append(new["k"], new["v"], k_cache, v_cache, new["slots"])
         lens = lens + len_new
     rows_of_q = q.reshape(batch * len_q, num_heads, head_dim)
     begins = _arrays.arange(q, batch + 1) * len_q
@@ -161,6 +166,7 @@ def flash_attn_with_kvcache(
     out = _attend(
         rows_of_q, k_cache, v_cache, begins, lens, table, scale=softmax_scale, causal=causal,
         window=tuple(window_size), softcap=softcap, alibi_slopes=alibi_slopes, lse=written,
+        **stored,
     )  # fmt: skip
     out = out.reshape(batch, len_q, num_heads, out.shape[-1])
     if not return_softmax_lse:

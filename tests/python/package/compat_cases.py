@@ -228,6 +228,10 @@ def refused(to):
     }.items():  # fmt: skip
         with pytest.raises(quire.Error, match=pattern):
             call()
+    cache, new = to(k.copy()), to(k[:, :1].copy())
+    with pytest.raises(quire.Error, match="softcap"):
+        compat.flash_attn_with_kvcache(to(q), cache, to(v), new, new, cache_seqlens=3, softcap=-1.0)
+    close(cache, k, 0)  # nothing was stored
     wrapper.plan(one, one, to(i32([0])), to(i32([1])), 4, 2, 32, 10)
     with pytest.raises(quire.Error, match="custom_mask"):  # and the plan before it stays
         wrapper.plan(one, one, to(i32([0])), to(i32([1])), 4, 2, 32, 10, custom_mask=to(i32([])))
