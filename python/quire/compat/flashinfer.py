@@ -56,7 +56,17 @@ def _refuse_others(where: str, options: dict, known: frozenset) -> None:
 class _Wrapper:
     """What planning has left: a batch, and a PreparedBatch for every format seen since."""
 
-    def __init__(self, float_workspace_buffer: Any = None, kv_layout: str = "NHD", **options: Any):
+    is_cuda_graph_enabled = False
+    use_tensor_cores = False
+
+    def __init__(
+        self,
+        float_workspace_buffer: Any = None,
+        kv_layout: str = "NHD",
+        *places: Any,
+        **options: Any,
+    ) -> None:
+        # `places` are flags and buffers of graphs, by position: as _CONSTRUCTOR_OPTIONS.
         _refuse_others(type(self).__name__, options, _CONSTRUCTOR_OPTIONS)
         self._kv_layout = kv_layout
         _order(kv_layout)
@@ -76,10 +86,30 @@ class _Wrapper:
         self._page_size, self._plan_options = page_size, plan
         self._planned = set()  # specs whose PreparedBatch has this batch
 
-    def _run(self, q, paged_kv_cache, k_scale, v_scale, out, lse, return_lse, sinks):
+    def begin_forward(self, *args: Any, **options: Any) -> None:
+        """``plan`` by its older name."""
+        self.plan(*args, **options)
+
+    def end_forward(self) -> None:
+        """Nothing is left to do."""
+
+    def reset_workspace_buffer(self, *buffers: Any) -> None:
+        """Memory is quire's own."""
+
+    def run_return_lse(self, q: Any, paged_kv_cache: Any, *args: Any, **options: Any) -> Any:
+        """``run`` with ``return_lse=True``."""
+        return self.run(q, paged_kv_cache, *args, return_lse=True, **options)
+
+    forward_return_lse = run_return_lse
+
+    def _run(
+        self, q, paged_kv_cache, q_scale, k_scale, v_scale, out, lse, return_lse, window_left, sinks
+    ):
         if self._batch is None:
             raise Error("run: plan was not called")
         plan = self._plan_options
+        if window_left is not None and window_left != plan["window_left"]:
+            raise Error(f"window_left: {window_left}, planned was {plan['window_left']}")
         if q.shape[0] != self._num_rows:
             raise Error(f"q: has {q.shape[0]} rows, planned were {self._num_rows}")
         pages = _pages(paged_kv_cache, self._kv_layout, k_scale, v_scale)
@@ -105,6 +135,8 @@ class _Wrapper:
         scale = plan["sm_scale"]
         if scale is None:
             scale = 1 / math.sqrt(plan["head_dim_qk"])
+        if q_scale is not None:
+            scale *= float(q_scale)
         if k_scale is not None and not is_scaled:
             scale *= float(k_scale)
         result = prepared.attend(
@@ -192,10 +224,10 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
                 ``indices[indptr[s]:indptr[s + 1]]``.
             paged_kv_last_page_len: ``[batch]`` tokens in the last page, 1 to page_size.
             custom_mask: flat, ``sum(q_len * kv_len)`` truth values; takes the place of ``causal``.
-            packed_custom_mask, rope_scale, rope_theta: must be None.
+            packed_custom_mask: must be None. rope_scale, rope_theta: unused, as with the
+                pos_encoding_mode NONE there.
         """
         refuse("give custom_mask", packed_custom_mask=packed_custom_mask)
-        refuse("rotate Q and K before", rope_scale=rope_scale, rope_theta=rope_theta)
         self._plan(
             qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size,
             num_qo_heads=num_qo_heads, num_kv_heads=num_kv_heads, head_dim_qk=head_dim_qk,
@@ -209,11 +241,14 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         q: Any,
         paged_kv_cache: Any,
         *args: Any,
+        q_scale: Any | None = None,
         k_scale: Any | None = None,
         v_scale: Any | None = None,
         out: Any | None = None,
         lse: Any | None = None,
         return_lse: bool = False,
+        enable_pdl: bool | None = None,
+        window_left: int | None = None,
         sinks: Any | None = None,
     ) -> Any:
         """Attention of a layer over the planned batch.
@@ -221,12 +256,15 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         Arguments:
             q: ``[qo_indptr[-1], num_qo_heads, head_dim]``.
             paged_kv_cache: ``(k, v)``, or one array ``[num_pages, 2, ...]``.
-            k_scale, v_scale: factors of K and V.
+            q_scale, k_scale, v_scale: factors of Q, K and V.
+            window_left: None, or as planned.
             return_lse: also return ``[qo_indptr[-1], num_qo_heads]``, logarithm to the base 2.
         """
         if args:
             raise unsupported("run: parameters of custom kernels are not taken")
-        return self._run(q, paged_kv_cache, k_scale, v_scale, out, lse, return_lse, sinks)
+        return self._run(
+            q, paged_kv_cache, q_scale, k_scale, v_scale, out, lse, return_lse, window_left, sinks
+        )
 
 
 class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
@@ -246,6 +284,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         logits_soft_cap: float | None = None,
         q_data_type: Any = "float16",
         kv_data_type: Any | None = None,
+        o_data_type: Any | None = None,
         data_type: Any | None = None,
         sm_scale: float | None = None,
         rope_scale: float | None = None,
@@ -254,7 +293,8 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
     ) -> None:
         """Takes the batch of a step: pages of sequence s are ``indices[indptr[s]:indptr[s + 1]]``,
         the last of them with ``last_page_len[s]`` tokens."""
-        refuse("rotate Q and K before", rope_scale=rope_scale, rope_theta=rope_theta)
+        if o_data_type is not None and o_data_type != q_data_type:
+            raise unsupported(f"o_data_type: {o_data_type}, results have the format of q")
         begins = _arrays.arange(indptr, indptr.shape[0])
         self._plan(
             begins, indptr, indices, last_page_len, page_size, num_qo_heads=num_qo_heads,
@@ -269,17 +309,22 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         q: Any,
         paged_kv_cache: Any,
         *args: Any,
+        q_scale: Any | None = None,
         k_scale: Any | None = None,
         v_scale: Any | None = None,
         out: Any | None = None,
         lse: Any | None = None,
         return_lse: bool = False,
+        enable_pdl: bool | None = None,
+        window_left: int | None = None,
         sinks: Any | None = None,
     ) -> Any:
         """Attention of a layer: q ``[batch, num_qo_heads, head_dim]``, the rest as in prefill."""
         if args:
             raise unsupported("run: parameters of custom kernels are not taken")
-        return self._run(q, paged_kv_cache, k_scale, v_scale, out, lse, return_lse, sinks)
+        return self._run(
+            q, paged_kv_cache, q_scale, k_scale, v_scale, out, lse, return_lse, window_left, sinks
+        )
 
 
 def append_paged_kv_cache(

@@ -235,7 +235,12 @@ def refused(to):
     wrapper.plan(one, one, to(i32([0])), to(i32([1])), 4, 2, 32, 10)
     with pytest.raises(quire.Error, match="custom_mask"):  # and the plan before it stays
         wrapper.plan(one, one, to(i32([0])), to(i32([1])), 4, 2, 32, 10, custom_mask=to(i32([])))
-    assert tuple(wrapper.run(to(q[:1, 0]), (to(k), to(v))).shape) == (1, 4, 32)
+    out = wrapper.run(to(q[:1, 0]), (to(k), to(v)))
+    assert tuple(out.shape) == (1, 4, 32)
+    close(wrapper.run(to(2 * q[:1, 0]), (to(k), to(v)), q_scale=0.5, window_left=-1), out, 1e-5)
+    close(wrapper.run_return_lse(to(q[:1, 0]), (to(k), to(v)))[0], out, 0)
+    with pytest.raises(quire.Error, match="planned was -1"):
+        wrapper.run(to(q[:1, 0]), (to(k), to(v)), window_left=3)
     with pytest.raises(quire.Error, match="2 rows, planned were 1"):
         wrapper.run(to(q[:, 0]), (to(k), to(v)))
 
