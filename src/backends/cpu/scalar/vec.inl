@@ -91,12 +91,12 @@ QUIRE_INLINE Vec keep_lanes(Vec x, std::int64_t begin, std::int64_t end, Vec y) 
   return result;
 }
 
-// 2^x: 0 for -inf and below f32's normal numbers, NaN for NaN. A polynomial of the fraction, the
-// integer part in the exponent. REQUIRES: x < 127.
+// 2^x: 0 for -inf and below f32's normal numbers, NaN for NaN, 2^127 from 127 on. A polynomial of
+// the fraction, the integer part in the exponent.
 template <int kDegree>
 QUIRE_INLINE Vec exp2(Vec x) noexcept {
   const IntVec small = x < -126.0F;
-  const Vec clamped = choose(small, set1(-126.0F), x);
+  const Vec clamped = choose(small, set1(-126.0F), choose(x > 127.0F, set1(127.0F), x));
   const Vec magic = set1(12582912.0F);  // 1.5 * 2^23: adding it rounds to an integer
   Vec whole = (clamped + magic) - magic;
   whole = choose(whole > clamped, whole - 1.0F, whole);
