@@ -3,7 +3,6 @@
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -13,35 +12,13 @@
 #include "cli/wrapped_text.h"
 #include "quire/registry.h"
 #include "quire/version.h"
+#include "registry/backend_row.h"
 #include "registry/system_probe.h"
 
 namespace quire::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-struct BackendRow {
-  const BackendEntry* entry = nullptr;
-  Availability availability;
-  std::vector<std::string> levels;
-  BackendInfo info;               // where available
-  std::vector<Support> features;  // one per probe, where available
-};
-
-BackendRow describe(const BackendEntry& entry) {
-  BackendRow row{
-      .entry = &entry, .availability = entry.probe(), .levels = {}, .info = {}, .features = {}};
-  if (!row.availability.available) return row;
-  row.levels = entry.isa_levels();
-  const std::unique_ptr<AttentionBackend> backend = entry.make({});
-  row.info = backend->info();
-  for (const FeatureProbe& probe : feature_probes()) {
-    AttentionSpec spec = probe.spec;
-    spec.kv.layout = backend->preferred_layout(spec).id;
-    row.features.push_back(backend->supports(spec));
-  }
-  return row;
-}
 
 Json machine_json(const CpuFeatures& cpu, const SystemProbe& system) {
   Json gpus = Json::array();
@@ -165,7 +142,7 @@ struct InfoOptions {
 
 int run_info(const InfoOptions& options) {
   std::vector<BackendRow> rows;
-  for (const BackendEntry& entry : backend_table()) rows.push_back(describe(entry));
+  for (const BackendEntry& entry : backend_table()) rows.push_back(describe_backend(entry));
   if (options.markdown) {
     print_markdown(available(rows));
     return kSuccess;

@@ -50,6 +50,8 @@ Array import_array(const char* name, nb::handle source);
 
 // "float32", "int64", "bool" or "code 5, 128 bits".
 std::string element_name(const nb::dlpack::dtype& element_type);
+// How libraries name a format of quire.
+nb::dlpack::dtype element_of(DType dtype);
 
 // The format of the elements; an Error unless quire has it. `stored` reads bytes of no format of
 // their own (uint8 and int8) as that one.

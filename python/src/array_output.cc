@@ -8,11 +8,9 @@
 #include "fail.h"
 
 namespace quire::python {
-namespace {
-
-using Code = nb::dlpack::dtype_code;
 
 nb::dlpack::dtype element_of(DType dtype) {
+  using Code = nb::dlpack::dtype_code;
   const auto make = [](Code code, std::uint8_t bits) {
     return nb::dlpack::dtype{static_cast<std::uint8_t>(code), bits, 1};
   };
@@ -32,6 +30,8 @@ nb::dlpack::dtype element_of(DType dtype) {
   }
   return {};
 }
+
+namespace {
 
 void set_error(void* context, const char* kind, const char* message) {
   *static_cast<std::string*>(context) = text(kind, ": ", message);

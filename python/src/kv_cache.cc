@@ -116,28 +116,6 @@ void copy_region(const StoragePtr& self, std::int32_t src_block, std::int32_t ds
                                       {{src_block, dst_block}, first_token, num_tokens}, stream);
 }
 
-nb::dlpack::dtype dlpack_dtype(DType dtype) {
-  using Code = nb::dlpack::dtype_code;
-  const auto make = [](Code code, std::uint8_t bits) {
-    return nb::dlpack::dtype{static_cast<std::uint8_t>(code), bits, 1};
-  };
-  switch (dtype) {
-    case DType::kF32:
-      return make(Code::Float, 32);
-    case DType::kF16:
-      return make(Code::Float, 16);
-    case DType::kBF16:
-      return make(Code::Bfloat, 16);
-    case DType::kF8E4M3:
-      return make(Code::Float8_E4M3FN, 8);
-    case DType::kF8E5M2:
-      return make(Code::Float8_E5M2, 8);
-    case DType::kI8:
-      return make(Code::Int, 8);
-  }
-  return make(Code::UInt, 8);
-}
-
 struct Extents {
   std::array<std::size_t, 4> shape;
   std::array<std::int64_t, 4> strides;
@@ -147,7 +125,7 @@ nb::object dlpack_view(nb::handle owner, const KvCacheView& view, void* data, DT
                        const Extents& extents, std::size_t rank) {
   const bool is_host = view.device.is_host();
   nb::ndarray<nb::array_api> array(
-      data, rank, extents.shape.data(), owner, extents.strides.data(), dlpack_dtype(dtype),
+      data, rank, extents.shape.data(), owner, extents.strides.data(), element_of(dtype),
       is_host ? nb::device::cpu::value : nb::device::cuda::value, view.device.index);
   return nb::cast(std::move(array));
 }

@@ -12,33 +12,11 @@
 #include "capi/sized_struct.h"
 #include "quire/registry.h"
 #include "quire/version.h"
+#include "registry/backend_row.h"
 #include "registry/system_probe.h"
 
 namespace quire::capi {
 namespace {
-
-struct BackendRow {
-  const BackendEntry* entry = nullptr;
-  Availability availability;
-  std::vector<std::string> levels;
-  BackendInfo info;               // where available
-  std::vector<Support> features;  // one per probe, where available
-};
-
-BackendRow make_row(const BackendEntry& entry) {
-  BackendRow row{
-      .entry = &entry, .availability = entry.probe(), .levels = {}, .info = {}, .features = {}};
-  if (!row.availability.available) return row;
-  row.levels = entry.isa_levels();
-  const std::unique_ptr<AttentionBackend> backend = entry.make({});
-  row.info = backend->info();
-  for (const FeatureProbe& probe : feature_probes()) {
-    AttentionSpec spec = probe.spec;
-    spec.kv.layout = backend->preferred_layout(spec).id;
-    row.features.push_back(backend->supports(spec));
-  }
-  return row;
-}
 
 void write_machine(JsonText& json) {
   const CpuFeatures cpu = detect_cpu_features();
@@ -156,11 +134,12 @@ void set_entry(const BackendEntry& entry, quire_backend_info& value) {
 struct quire_info {
   static constexpr auto kKind = quire::capi::HandleKind::kInfo;
   quire::capi::HandleKind kind = kKind;
-  std::vector<quire::capi::BackendRow> rows;
+  std::vector<quire::BackendRow> rows;
   std::string json;
 };
 
 using namespace quire::capi;
+using quire::BackendRow;
 
 namespace {
 
@@ -176,7 +155,7 @@ quire_status quire_info_create(quire_info** info) {
     quire_info*& out = require_out(info, "info");
     auto handle = std::make_unique<quire_info>();
     for (const quire::BackendEntry& entry : quire::backend_table()) {
-      handle->rows.push_back(make_row(entry));
+      handle->rows.push_back(describe_backend(entry));
     }
     handle->json = to_json(handle->rows);
     out = handle.release();

@@ -102,9 +102,32 @@ class _Wrapper:
 
     forward_return_lse = run_return_lse
 
-    def _run(
-        self, q, paged_kv_cache, q_scale, k_scale, v_scale, out, lse, return_lse, window_left, sinks
-    ):
+    def run(
+        self,
+        q: Any,
+        paged_kv_cache: Any,
+        *args: Any,
+        q_scale: Any | None = None,
+        k_scale: Any | None = None,
+        v_scale: Any | None = None,
+        out: Any | None = None,
+        lse: Any | None = None,
+        return_lse: bool = False,
+        enable_pdl: bool | None = None,
+        window_left: int | None = None,
+        sinks: Any | None = None,
+    ) -> Any:
+        """Attention of a layer over the planned batch.
+
+        Arguments:
+            q: ``[qo_indptr[-1], num_qo_heads, head_dim]``; decode: ``[batch, ...]``.
+            paged_kv_cache: ``(k, v)``, or one array ``[num_pages, 2, ...]``.
+            q_scale, k_scale, v_scale: factors of Q, K and V.
+            window_left: None, or as planned.
+            return_lse: also return ``[qo_indptr[-1], num_qo_heads]``, logarithm to the base 2.
+        """
+        if args:
+            raise unsupported("run: parameters of custom kernels are not taken")
         if self._batch is None:
             raise Error("run: plan was not called")
         plan = self._plan_options
@@ -236,36 +259,6 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
             pos_encoding_mode=pos_encoding_mode, options=options,
         )  # fmt: skip
 
-    def run(
-        self,
-        q: Any,
-        paged_kv_cache: Any,
-        *args: Any,
-        q_scale: Any | None = None,
-        k_scale: Any | None = None,
-        v_scale: Any | None = None,
-        out: Any | None = None,
-        lse: Any | None = None,
-        return_lse: bool = False,
-        enable_pdl: bool | None = None,
-        window_left: int | None = None,
-        sinks: Any | None = None,
-    ) -> Any:
-        """Attention of a layer over the planned batch.
-
-        Arguments:
-            q: ``[qo_indptr[-1], num_qo_heads, head_dim]``.
-            paged_kv_cache: ``(k, v)``, or one array ``[num_pages, 2, ...]``.
-            q_scale, k_scale, v_scale: factors of Q, K and V.
-            window_left: None, or as planned.
-            return_lse: also return ``[qo_indptr[-1], num_qo_heads]``, logarithm to the base 2.
-        """
-        if args:
-            raise unsupported("run: parameters of custom kernels are not taken")
-        return self._run(
-            q, paged_kv_cache, q_scale, k_scale, v_scale, out, lse, return_lse, window_left, sinks
-        )
-
 
 class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
     """FlashInfer's wrapper of that name: one query per sequence."""
@@ -303,28 +296,6 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
             logits_soft_cap=logits_soft_cap or 0.0, pos_encoding_mode=pos_encoding_mode,
             options=options,
         )  # fmt: skip
-
-    def run(
-        self,
-        q: Any,
-        paged_kv_cache: Any,
-        *args: Any,
-        q_scale: Any | None = None,
-        k_scale: Any | None = None,
-        v_scale: Any | None = None,
-        out: Any | None = None,
-        lse: Any | None = None,
-        return_lse: bool = False,
-        enable_pdl: bool | None = None,
-        window_left: int | None = None,
-        sinks: Any | None = None,
-    ) -> Any:
-        """Attention of a layer: q ``[batch, num_qo_heads, head_dim]``, the rest as in prefill."""
-        if args:
-            raise unsupported("run: parameters of custom kernels are not taken")
-        return self._run(
-            q, paged_kv_cache, q_scale, k_scale, v_scale, out, lse, return_lse, window_left, sinks
-        )
 
 
 def append_paged_kv_cache(

@@ -69,7 +69,7 @@ class TileTeam {
     for (int b = 0; b < kBlocks; ++b) {
       Rows& rows = rows_[b];
       rows.start(args_, item_, (b * kTeams + team()) * Rows::kRows);
-      rows.template load_queries<1>(args_, item_, 0, [this, b](int step, const Fragment& fragment) {
+      rows.load_queries(args_, item_, [this, b](int step, const Fragment& fragment) {
         queries_[(b * Shape::kSteps + step) * kTeam + lane()] = fragment;
       });
     }

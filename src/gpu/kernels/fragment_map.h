@@ -22,7 +22,6 @@ struct alignas(4 * kCount) Words {
 struct RowsDown {
   static constexpr int kRows = 16;
   static constexpr int kSlots = 2;
-  static constexpr int kQueryRows = 2;  // of which a lane loads a part
   // Lanes that hold other keys or dims of the same rows differ in these bits of their number.
   static constexpr int kFirstOther = 1;
   static constexpr int kLastOther = 2;
@@ -36,17 +35,12 @@ struct RowsDown {
     return i / 2;
   }
   QUIRE_DEVICE static int key(int n, int i) { return 8 * n + 2 * (lane() % 4) + i % 2; }
-  // Of a row's slot, what the lanes that loaded its query know.
-  QUIRE_DEVICE static float of_slot(const float (&of_query)[kQueryRows], int slot) {
-    return of_query[slot];
-  }
 };
 
 template <int kGroups>
 struct RowsAcross {
   static constexpr int kRows = 8 * kGroups;
   static constexpr int kSlots = 2 * kGroups;
-  static constexpr int kQueryRows = kGroups;
   static constexpr int kFirstOther = 4;
   static constexpr int kLastOther = 16;
 
@@ -57,9 +51,6 @@ struct RowsAcross {
   QUIRE_DEVICE static constexpr int slot(int n, int i) { return 2 * (n % kGroups) + i % 2; }
   QUIRE_DEVICE static int key(int n, int i) {
     return 16 * (n / kGroups) + lane() / 4 + 8 * (i / 2);
-  }
-  QUIRE_DEVICE static float of_slot(const float (&of_query)[kQueryRows], int slot) {
-    return shuffle(of_query[slot / 2], 4 * (2 * (lane() % 4) + slot % 2));
   }
 };
 

@@ -119,58 +119,43 @@ struct RowBlock {
     full_end = all_end;
   }
 
-  // Loads the queries of the rows: store(step, fragment) for every kStride-th step from
-  // `first_step`.
-  template <int kStride, class Store>
-  QUIRE_DEVICE void load_queries(const AttendArgs& args, const Item& item, int first_step,
-                                 const Store& store) {
-    constexpr int kQueryRows = Map::kQueryRows;
-    std::int64_t bases[kQueryRows];
-    float factor[kQueryRows];
-    float inverse[kQueryRows];
-    bool valid[kQueryRows];
+  // Loads the queries of the rows: store(step, fragment) for every 16 dims. REQUIRES: RowsDown,
+  // where a slot's scores and its query lie in the same lanes.
+  template <class Store>
+  QUIRE_DEVICE void load_queries(const AttendArgs& args, const Item& item, const Store& store) {
+    std::int64_t bases[kSlots];
+    float inverse[kSlots];
+    bool valid[kSlots];
     QUIRE_UNROLL
-    for (int h = 0; h < kQueryRows; ++h) {
-      const int row = first_row + lane() / 4 + 8 * h;
-      valid[h] = row < item.num_rows;
-      const RowPlace place = row_place(args, item, valid[h] ? row : 0);
+    for (int h = 0; h < kSlots; ++h) {
+      valid[h] = row_of(h) < item.num_rows;
+      const RowPlace place = row_place(args, item, valid[h] ? row_of(h) : 0);
       bases[h] = (item.q_begin + static_cast<std::int64_t>(place.token)) * args.q.strides[0] +
                  place.head * args.q.strides[1];
-      factor[h] = Tile::kScalesQueries ? query_factor(args, valid[h], bases[h]) : 1.0F;
-      inverse[h] = 1.0F / factor[h];
+      inverse[h] = 1.0F;
+      if constexpr (Tile::kScalesQueries) {
+        const float factor = query_factor(args, valid[h], bases[h]);
+        row_scale[h] *= factor;
+        inverse[h] = 1.0F / factor;
+      }
     }
-    if constexpr (Tile::kScalesQueries) {
-      QUIRE_UNROLL
-      for (int slot = 0; slot < kSlots; ++slot) row_scale[slot] *= Map::of_slot(factor, slot);
-    }
-    const auto load = [&](int step) {
+    QUIRE_NO_UNROLL
+    for (int step = 0; step < kSteps; ++step) {
       Fragment fragment;
       QUIRE_UNROLL
-      for (int i = 0; i < 2 * kQueryRows; ++i) {
-        const int h = i % kQueryRows;
+      for (int i = 0; i < 2 * kSlots; ++i) {
+        const int h = i % kSlots;
         float x[2];
         QUIRE_UNROLL
         for (int c = 0; c < 2; ++c) {
-          const int dim = Products::query_dim(step, i / kQueryRows, c);
+          const int dim = Products::query_dim(step, i / kSlots, c);
           const bool is_dim = valid[h] && dim < args.cache.head_dim;
           x[c] =
               is_dim ? inverse[h] * load_query(args.q, bases[h] + dim * args.q.strides[2]) : 0.0F;
         }
         fragment.x[i] = pack(x[0], x[1], Compute{});
       }
-      return fragment;
-    };
-    if constexpr (kStride == 1) {
-      QUIRE_NO_UNROLL
-      for (int step = 0; step < kSteps; ++step) store(step, load(step));
-    } else {
-      // All at once: the loads of one step do not wait for those of another.
-      constexpr int kCount = kSteps / kStride;
-      Fragment fragments[kCount];
-      QUIRE_UNROLL
-      for (int i = 0; i < kCount; ++i) fragments[i] = load(first_step + i * kStride);
-      QUIRE_UNROLL
-      for (int i = 0; i < kCount; ++i) store(first_step + i * kStride, fragments[i]);
+      store(step, fragment);
     }
   }
 
