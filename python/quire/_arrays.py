@@ -61,8 +61,9 @@ def in_library_of(source, made):
     return made
 
 
-def current_stream(source):
-    """The number of the stream on which the library of `source` works; None: any library."""
+def current_stream(source, index):
+    """The number of the stream on which the library of `source` works on the device `index`; None:
+    any library."""
     library = _library(source) if source is not None else ""
     if library == "cupy":
         import cupy
@@ -71,8 +72,15 @@ def current_stream(source):
     if "torch" in sys.modules and library in ("", "torch"):
         import torch
 
-        return torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0
+        return torch.cuda.current_stream(index).cuda_stream if torch.cuda.is_available() else 0
     return 0
+
+
+def device_name(array):
+    """Where an array lies, as KvCache and PreparedBatch take it: "cpu", "cuda" or "cuda:1"."""
+    if _is_torch(array):
+        return str(array.device)
+    return "cuda" if _library(array) == "cupy" else "cpu"
 
 
 _QUIRE_NAMES = {name: short for short, name in _NAMES.items()}
@@ -93,6 +101,35 @@ def item_bytes(array):
 
 def _is_torch(array):
     return _library(array) == "torch"
+
+
+def integers(name, source, like):
+    """`source` if it is an array; a list of whole numbers as int32 (int64 if it must) where `like`
+    lies."""
+    if hasattr(source, "shape"):
+        return source
+    import numpy
+
+    try:
+        numbers = numpy.asarray(source)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Error(f"{name}: needs an array or a list of whole numbers: {error}") from error
+    if numbers.ndim == 0 or (numbers.size and numbers.dtype.kind not in "iu"):
+        raise Error(f"{name}: needs an array or a list of whole numbers, has {source!r}")
+    narrow = numbers.astype("int32")
+    numbers = narrow if (narrow == numbers).all() else numbers.astype("int64")
+    if _is_torch(like):
+        import torch
+
+        return torch.from_numpy(numbers).to(like.device)
+    return numbers
+
+
+def require_arrays(**arrays):
+    """Raises for what has no shape; None is nothing."""
+    for name, array in arrays.items():
+        if array is not None and not hasattr(array, "shape"):
+            raise Error(f"{name}: needs an array, has {type(array).__name__}")
 
 
 def arange(like, stop):

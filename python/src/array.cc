@@ -131,6 +131,17 @@ Element numpy_element(const char* name, const NumpyArrayStruct& array, nb::handl
   fail(ErrorCode::kInvalidArgument, name, ": quire has no number format '", dtype, "'");
 }
 
+// Elements that numpy.ma hides would be read as if they were there.
+void require_unmasked(const char* name, nb::handle source) {
+  PyTypeObject* type = Py_TYPE(source.ptr());
+  if (PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE) == 0) return;  // numpy.ndarray itself
+  const auto has = [type](const char* attribute) {
+    return PyObject_HasAttrString(reinterpret_cast<PyObject*>(type), attribute) != 0;
+  };
+  require(!has("mask") || !has("fill_value"), name,
+          ": is a masked array, and quire has no masked elements: use filled()");
+}
+
 // False if the object has no `__array_struct__`.
 bool read_numpy(const char* name, nb::handle source, Array& array) {
   nb::object capsule =
@@ -147,6 +158,7 @@ bool read_numpy(const char* name, nb::handle source, Array& array) {
     return false;
   }
   if (from->two != 2) return false;
+  require_unmasked(name, source);
   require((from->flags & kNumpyNotSwapped) != 0, name, ": its bytes are in the other order");
   set_rank(name, from->nd, array);
   array.element = numpy_element(name, *from, source);

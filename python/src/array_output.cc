@@ -82,7 +82,8 @@ Stream current_stream(const Array& array) {
     }
     return {stream};
   }
-  const auto handle = nb::cast<std::uintptr_t>(library_function("current_stream")(array.source));
+  const auto handle = nb::cast<std::uintptr_t>(
+      library_function("current_stream")(array.source, array.device.index));
   return {reinterpret_cast<void*>(handle)};
 }
 

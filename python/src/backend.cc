@@ -116,7 +116,7 @@ void bind_backend(nb::module_& module) {
       });
   module.def("info", &module_info);
   module.def("set_num_threads",
-             [](int num_threads) { Runtime::instance().set_num_threads(num_threads); });
+             [](std::int64_t num_threads) { Runtime::instance().set_num_threads(num_threads); });
   module.def("get_num_threads", [] { return Runtime::instance().num_threads(); });
   module.def("release_memory", [] { Runtime::instance().clear(); });
   module.def("_after_fork", &Runtime::after_fork);

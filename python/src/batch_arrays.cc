@@ -56,6 +56,8 @@ void copy_any(const char* name, const Array& array, std::int64_t rows, std::int6
     copy_numbers<std::int64_t>(name, array, rows, columns, to);
   } else if (code == Code::UInt && bits == 8) {
     copy_numbers<std::uint8_t>(name, array, rows, columns, to);
+  } else if (code == Code::Int && bits == 8) {
+    copy_numbers<std::int8_t>(name, array, rows, columns, to);
   } else if (code == Code::UInt && bits == 32) {
     copy_numbers<std::uint32_t>(name, array, rows, columns, to);
   } else if (code == Code::UInt && bits == 64) {
@@ -75,9 +77,12 @@ bool is_plain_sequence(nb::handle source) {
          PyRange_Check(source.ptr()) != 0;
 }
 
+// A tuple of two, unless of numbers: those have no length.
 bool is_pair(nb::handle source) {
-  return PyTuple_Check(source.ptr()) != 0 && PyTuple_Size(source.ptr()) == 2 &&
-         PyLong_Check(PyTuple_GetItem(source.ptr(), 0)) == 0;
+  if (PyTuple_Check(source.ptr()) == 0 || PyTuple_Size(source.ptr()) != 2) return false;
+  const bool has_length = PyObject_Size(PyTuple_GetItem(source.ptr(), 0)) >= 0;
+  if (!has_length) PyErr_Clear();
+  return has_length;
 }
 
 template <class T>
@@ -220,10 +225,19 @@ void BatchArrays::read_table(const Arguments& arguments) {
     return;
   }
   require(is_none(arguments.kv_begins), "kv_begins: given together with block_table");
-  if (is_pair(table)) {
+  if (PyTuple_Check(table.ptr()) != 0) {
+    // Never rows: two rows would look the same.
+    const Py_ssize_t size = PyTuple_Size(table.ptr());
+    require(size == 2, "block_table: a tuple is (begins, indices), this one has ", size,
+            " entries; rows of blocks go into a list or an array of two axes");
     kind_ = BlockTables::Kind::kIndexed;
     table_begins_.read("block_table[0]", nb::handle(PyTuple_GetItem(table.ptr(), 0)));
     indices_.read("block_table[1]", nb::handle(PyTuple_GetItem(table.ptr(), 1)));
+    const std::int64_t num_begins = table_begins_.view().size;
+    require(num_begins == num_sequences() + 1,
+            "block_table: a tuple is (begins, indices), and begins needs ", num_sequences() + 1,
+            " offsets, has ", num_begins,
+            "; rows of blocks go into a list or an array of two axes");
     return;
   }
   // Columns that no key needs are not copied.

@@ -45,7 +45,7 @@ class BatchArrays {
   struct Arguments {
     nb::handle query_begins;  // [num_sequences + 1], or a pair (begins, ends)
     nb::handle kv_lens;       // [num_sequences]
-    nb::handle block_table;   // [num_sequences, max_blocks], a pair (begins, indices), or None
+    nb::handle block_table;   // [num_sequences, max_blocks], a tuple (begins, indices), or None
     nb::handle slots;         // [num_new_kv_tokens], or None
     nb::handle kv_begins;     // [num_sequences] rows of ragged K and V, or None
     nb::handle tree_mask;     // a pair (bits, begins) or triple with depths, or None

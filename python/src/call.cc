@@ -2,8 +2,10 @@
 #include "call.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdint>
+#include <string_view>
 
 #include "backend_object.h"
 #include "fail.h"
@@ -17,11 +19,47 @@ BackendPtr resolve_backend(nb::handle backend, Device device) {
   return Runtime::instance().backend(name, device);
 }
 
-Stream resolve_stream(nb::handle stream, const Array& like) {
-  if (is_none(stream)) return current_stream(like);
+BackendPtr backend_on(const std::string& device, nb::handle backend) {
+  Device wanted;
+  bool has_index = false;
+  if (device != "cpu") {
+    wanted.kind = DeviceKind::kCuda;
+    const std::string_view name = device;
+    has_index = name.starts_with("cuda:");
+    const std::string_view digits = has_index ? name.substr(5) : "0";
+    const auto [end, error] =
+        std::from_chars(digits.data(), digits.data() + digits.size(), wanted.index);
+    const bool is_number = error == std::errc() && end == digits.data() + digits.size();
+    require((has_index || name == "cuda") && is_number && wanted.index >= 0,
+            "device: needs 'cpu', 'cuda' or 'cuda:1', has '", device, "'");
+  }
+  BackendPtr found = resolve_backend(backend, wanted);
+  const bool fits = device == "cpu" || (found->device.kind == wanted.kind &&
+                                        (!has_index || found->device.index == wanted.index));
+  require(fits, "device: is '", device, "', but the backend ", found->name, " computes on ",
+          device_kind_name(found->device.kind), " ", found->device.index);
+  return found;
+}
+
+namespace {
+
+Stream stream_of(nb::handle number) {
   std::uintptr_t handle = 0;
-  require(nb::try_cast(stream, handle), "stream: needs None or the number of one");
+  require(nb::try_cast(number, handle), "stream: needs None or the number of one");
   return {reinterpret_cast<void*>(handle)};
+}
+
+}  // namespace
+
+Stream resolve_stream(nb::handle stream, const Array& like) {
+  return is_none(stream) ? current_stream(like) : stream_of(stream);
+}
+
+Stream resolve_stream(nb::handle stream, const SharedBackend& backend) {
+  if (!is_none(stream)) return stream_of(stream);
+  if (backend.device.is_host()) return {};
+  const nb::object module = nb::module_::import_("quire._arrays");
+  return stream_of(module.attr("current_stream")(nb::none(), backend.device.index));
 }
 
 NewKvArrays new_kv(nb::handle k, nb::handle v) {

@@ -21,8 +21,14 @@ inline bool is_none(nb::handle source) {
 // A Backend, or the name of one.
 BackendPtr resolve_backend(nb::handle backend, Device device);
 
+// The same, for what is made on a device that the caller names: "cpu", "cuda" or "cuda:1". A
+// backend that computes elsewhere than on the device named is an Error.
+BackendPtr backend_on(const std::string& device, nb::handle backend);
+
 // A number, or None: the current one of the library that `like` is from.
 Stream resolve_stream(nb::handle stream, const Array& like);
+// The same where there is no array: the current one of PyTorch, if it is in use.
+Stream resolve_stream(nb::handle stream, const SharedBackend& backend);
 
 // K and V to be stored; V absent where K holds it.
 struct NewKvArrays {

@@ -149,8 +149,8 @@ void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, 
   const NewKvArrays stored = new_kv(k, v);
   require(stored.k.rank == 3, "k: missing");
   const NewKv rows = stored.view();
-  LayerArguments layer_from = layer_arguments(k_cache, v_cache, k_scale, v_scale, kv_order,
-                                              kv_packing, kv_dtype, stored.v.shape[2]);
+  LayerArguments layer_from =
+      layer_arguments(k_cache, v_cache, k_scale, v_scale, kv_order, kv_packing, kv_dtype, 0);
   layer_from.head_dim = stored.k.shape[2];
   LayerCache made;
   const LayerCache& layer = layer_cache(layer_from, made);

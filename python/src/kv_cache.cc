@@ -39,12 +39,7 @@ StoragePtr make_cache(const AttentionSpec& spec, std::int64_t num_blocks, int nu
   validate(spec);
   require(num_blocks >= 0, "num_blocks: negative: ", num_blocks);
   require(num_layers >= 1, "num_layers: not positive: ", num_layers);
-  Device wanted;
-  if (device != "cpu") {
-    require(device.starts_with("cuda"), "device: needs 'cpu' or 'cuda', has '", device, "'");
-    wanted.kind = DeviceKind::kCuda;
-  }
-  const BackendPtr backend = resolve_backend(backend_object, wanted);
+  const BackendPtr backend = backend_on(device, backend_object);
   AttentionSpec stored = spec;
   const KvLayout chosen = layout_of(*backend->backend, spec, layout);
   stored.kv.layout = chosen.id;
@@ -80,13 +75,6 @@ std::vector<BlockCopy> block_copies(nb::handle source) {
   return copies;
 }
 
-Stream stream_of(nb::handle stream) {
-  if (is_none(stream)) return {};
-  std::uintptr_t handle = 0;
-  require(nb::try_cast(stream, handle), "stream: needs None or the number of one");
-  return {reinterpret_cast<void*>(handle)};
-}
-
 enum class CopyCall : std::uint8_t { kCopy, kExport, kImport };
 
 template <CopyCall call>
@@ -94,9 +82,10 @@ void copy_blocks(const StoragePtr& self, nb::handle pairs, const StoragePtr& src
                  nb::handle stream_object) {
   const std::vector<BlockCopy> copies = block_copies(pairs);
   const StoragePtr from = src ? src : self;
-  const Stream stream = stream_of(stream_object);
   // The one that computes where at least one end lies.
-  AttentionBackend& backend = *(self->on_host ? from : self)->backend->backend;
+  const SharedBackend& shared = *(self->on_host ? from : self)->backend;
+  const Stream stream = resolve_stream(stream_object, shared);
+  AttentionBackend& backend = *shared.backend;
   const nb::gil_scoped_release release;
   if constexpr (call == CopyCall::kCopy) {
     backend.copy_blocks(from->cache.layers(), self->cache.layers(), copies, stream);
@@ -110,7 +99,7 @@ void copy_blocks(const StoragePtr& self, nb::handle pairs, const StoragePtr& src
 void copy_region(const StoragePtr& self, std::int32_t src_block, std::int32_t dst_block,
                  int first_token, int num_tokens, const StoragePtr& src, nb::handle stream_object) {
   const StoragePtr from = src ? src : self;
-  const Stream stream = stream_of(stream_object);
+  const Stream stream = resolve_stream(stream_object, *self->backend);
   const nb::gil_scoped_release release;
   self->backend->backend->copy_region(from->cache.layers(), self->cache.layers(),
                                       {{src_block, dst_block}, first_token, num_tokens}, stream);

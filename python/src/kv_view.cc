@@ -23,6 +23,11 @@ DType stored_dtype(const char* name, const Array& array, const std::optional<DTy
   return dtype.has_value() ? element_dtype(name, array, *dtype) : element_dtype(name, array);
 }
 
+void require_value_dim(const LayerArguments& arguments, int value_dim) {
+  require(arguments.value_dim == 0 || arguments.value_dim == value_dim, "value_dim: is ",
+          arguments.value_dim, ", but V has ", value_dim);
+}
+
 // Heads, dims and block size of the tensor, which a spec for view_kv needs.
 AttentionSpec spec_of(const LayerArguments& arguments, const Array& k, const Array& v) {
   AttentionSpec spec;
@@ -48,6 +53,7 @@ AttentionSpec spec_of(const LayerArguments& arguments, const Array& k, const Arr
             " elements does not hold K of dim ", head_dim, " and V");
     spec.head_dim = static_cast<int>(head_dim);
     spec.value_dim = static_cast<int>(dims - head_dim);
+    require_value_dim(arguments, spec.value_dim);
     return spec;
   }
   spec.value_dim = spec.head_dim;
@@ -60,6 +66,7 @@ AttentionSpec spec_of(const LayerArguments& arguments, const Array& k, const Arr
             "value_dim: V inside K of dim ", spec.head_dim, " cannot have ", arguments.value_dim);
     if (arguments.value_dim != 0) spec.value_dim = static_cast<int>(arguments.value_dim);
   }
+  require_value_dim(arguments, spec.value_dim);
   return spec;
 }
 
@@ -152,7 +159,11 @@ const LayerCache& layer_cache(const LayerArguments& arguments, LayerCache& made)
     require(is_none(arguments.v_cache), "v_cache: given together with a KvCacheView");
     require(is_none(arguments.k_scale) && is_none(arguments.v_scale),
             "k_scale: given together with a KvCacheView, which has its own");
-    return *nb::cast<const LayerCache*>(arguments.k_cache);
+    require(!arguments.packing.has_value(), "kv_packing: given together with a KvCacheView");
+    require(!arguments.dtype.has_value(), "kv_dtype: given together with a KvCacheView");
+    const auto& layer = *nb::cast<const LayerCache*>(arguments.k_cache);
+    require_value_dim(arguments, layer.view.value_dim);
+    return layer;
   }
   Array& k = made.arrays[0];
   Array& v = made.arrays[1];

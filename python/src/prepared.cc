@@ -138,17 +138,6 @@ class PreparedObject {
   std::atomic<bool> is_busy_ = false;
 };
 
-Stream prepare_stream(const SharedBackend& backend, nb::handle stream) {
-  if (backend.device.is_host() && is_none(stream)) return {};
-  std::uintptr_t handle = 0;
-  const nb::object given =
-      is_none(stream)
-          ? nb::object(nb::module_::import_("quire._arrays").attr("current_stream")(nb::none()))
-          : nb::borrow(stream);
-  require(nb::try_cast(given, handle), "stream: needs None or the number of one");
-  return {reinterpret_cast<void*>(handle)};
-}
-
 template <class Get>
 auto numbers_of(Get get) {
   return [get](const BatchObject& self) {
@@ -208,15 +197,14 @@ void bind_prepared(nb::module_& module) {
           "__init__",
           [](PreparedObject* self, const AttentionSpec& spec, std::optional<BatchBounds> bounds,
              nb::handle backend, const std::string& device) {
-            const Device wanted{device == "cpu" ? DeviceKind::kHost : DeviceKind::kCuda, 0};
-            new (self) PreparedObject(spec, bounds, resolve_backend(backend, wanted));
+            new (self) PreparedObject(spec, bounds, backend_on(device, backend));
           },
           nb::arg("spec"), nb::arg("bounds") = nb::none(), nb::kw_only(),
           nb::arg("backend") = "auto", nb::arg("device") = "cpu")
       .def(
           "prepare",
           [](PreparedObject& self, const BatchObject& batch, nb::handle stream) {
-            self.prepare(batch, prepare_stream(self.backend(), stream));
+            self.prepare(batch, resolve_stream(stream, self.backend()));
           },
           nb::arg("batch"), nb::kw_only(), nb::arg("stream") = nb::none(),
           "Validates and plans a BatchView; the calls below then work on it.")

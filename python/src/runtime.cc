@@ -13,6 +13,7 @@ namespace quire::python {
 namespace {
 
 constexpr std::size_t kMaxIdle = 64;
+constexpr int kMaxThreads = 4096;  // of make_backend
 
 std::int64_t power_of_two(std::int64_t value) noexcept {
   constexpr std::int64_t kLargest = std::numeric_limits<std::int32_t>::max();
@@ -84,11 +85,12 @@ BackendPtr Runtime::backend(const std::string& name, Device device) {
   return made;
 }
 
-void Runtime::set_num_threads(int num_threads) {
-  require(num_threads >= 0, "num_threads: negative: ", num_threads);
+void Runtime::set_num_threads(std::int64_t num_threads) {
+  require(num_threads >= 0 && num_threads <= kMaxThreads, "num_threads: not in [0, ", kMaxThreads,
+          "]: ", num_threads);
   clear();
   const std::scoped_lock lock(mutex_);
-  num_threads_ = num_threads;
+  num_threads_ = static_cast<int>(num_threads);
 }
 
 int Runtime::num_threads() const {

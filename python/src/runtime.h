@@ -58,7 +58,7 @@ class Runtime {
   // The backend of a name; "auto": QUIRE_BACKEND, else the one for memory of that device.
   BackendPtr backend(const std::string& name, Device device);
   // Of backends made by name from now on, and of those that exist already.
-  void set_num_threads(int num_threads);
+  void set_num_threads(std::int64_t num_threads);
   int num_threads() const;
 
   std::unique_ptr<PreparedState> take(const BackendPtr& backend, const AttentionSpec& spec,

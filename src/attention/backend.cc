@@ -135,7 +135,8 @@ void AttentionBackend::attend(const PreparedBatch& prepared, const AttentionPara
   }
   const Device device = memory().device();
   require_stream(device, stream);
-  validate_attend(prepared.spec_, prepared.facts_, params, q, source, output, device);
+  validate_attend(prepared.spec_, prepared.facts_, prepared.batch_, params, q, source, output,
+                  device);
   if (prepared.fused_append_ || !has_new_kv) {
     do_attend(prepared, params, q, source, output, stream);
     return;

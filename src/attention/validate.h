@@ -70,8 +70,9 @@ void validate_cache(const AttentionSpec& spec, const KvCacheView& cache, Device 
 void validate_append(const AttentionSpec& spec, const BatchFacts& facts, const NewKv& new_kv,
                      const KvCacheView& cache, Device device);
 
-// `source.new_kv`, where present, is checked as validate_append does.
-void validate_attend(const AttentionSpec& spec, const BatchFacts& facts,
+// `batch` is what the facts are of. `source.new_kv`, where present, is checked as validate_append
+// does.
+void validate_attend(const AttentionSpec& spec, const BatchFacts& facts, const BatchView& batch,
                      const AttentionParams& params, const TensorView& q, const KvSource& source,
                      const AttentionOutput& output, Device device);
 

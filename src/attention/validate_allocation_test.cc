@@ -24,8 +24,8 @@ TEST(ValidateAllocation, NothingIsAllocated) {
     const BatchFacts facts =
         validate_batch(step.spec, step.bounds, step.batch, Device{}, scratch.data());
     validate_append(step.spec, facts, step.new_kv, step.cache, Device{});
-    validate_attend(step.spec, facts, step.params, step.q, KvSource(step.cache, step.new_kv),
-                    step.output, Device{});
+    validate_attend(step.spec, facts, step.batch, step.params, step.q,
+                    KvSource(step.cache, step.new_kv), step.output, Device{});
     validate_merge(step.partials, step.merge_sinks, step.merged, Device{});
     validate_copy_blocks(step.src, step.dst, step.copies, CopyKind::kSameLayout, Device{});
     validate_copy_region(step.src, step.dst, step.region, Device{});

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tensors and values of append, attend and merge. What depends on the batch is checked against
 // its facts, in constant time.
-#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -11,8 +10,8 @@
 #include <string>
 
 #include "attention/validate.h"
+#include "attention/validate_apart.h"
 #include "base/check.h"
-#include "layout/kv_extent.h"
 #include "layout/stride_check.h"
 
 namespace quire {
@@ -223,63 +222,6 @@ void validate_output(const AttentionSpec& spec, const BatchFacts& facts,
   validate_disjoint("lse", output.lse);
 }
 
-// The bytes between the first and the last element, as addresses.
-struct AddressRange {
-  std::uintptr_t begin = 0;
-  std::uintptr_t end = 0;
-};
-
-AddressRange address_range(const TensorView& tensor) {
-  std::int64_t lowest = 0;
-  std::int64_t highest = 0;
-  for (std::size_t i = 0; i < static_cast<std::size_t>(tensor.rank); ++i) {
-    if (tensor.shape[i] == 0) return {};
-    const std::int64_t reach = (tensor.shape[i] - 1) * tensor.strides[i];
-    (reach < 0 ? lowest : highest) += reach;
-  }
-  const auto base = reinterpret_cast<std::uintptr_t>(tensor.data);
-  const std::int64_t bytes = dtype_bytes(tensor.dtype);
-  return {base + static_cast<std::uintptr_t>(lowest * bytes),
-          base + static_cast<std::uintptr_t>((highest + 1) * bytes)};
-}
-
-AddressRange address_range(const KvCacheView& cache, KvTensor tensor) {
-  const auto base = reinterpret_cast<std::uintptr_t>(tensor == KvTensor::kK ? cache.k : cache.v);
-  if (cache.num_blocks == 0) return {base, base};
-  if (is_opaque(cache.format.layout)) {
-    // K begins a record, whose padding belongs to the cache too; V may have no bytes of its own.
-    const bool is_k = tensor == KvTensor::kK || cache.format.v_in_k;
-    const std::int64_t stride = is_k ? cache.k_strides.block : cache.v_strides.block;
-    const std::int64_t last = is_k ? std::max(stride, cache.opaque_k_bytes) : cache.opaque_v_bytes;
-    if (last == 0) return {base, base};
-    return {base, base + static_cast<std::uintptr_t>((cache.num_blocks - 1) * stride + last)};
-  }
-  const ElementRange range = element_range(cache, tensor);
-  const std::int64_t bytes = dtype_bytes(cache.format.dtype);
-  return {base + static_cast<std::uintptr_t>(range.begin * bytes),
-          base + static_cast<std::uintptr_t>(range.end * bytes)};
-}
-
-bool ranges_meet(const AddressRange& x, const AddressRange& y) {
-  return x.begin < y.end && y.begin < x.end;
-}
-
-bool ranges_meet(const TensorView& a, const TensorView& b) {
-  return ranges_meet(address_range(a), address_range(b));
-}
-
-// What is written lies apart from the cache and from each other. Whole ranges are compared: nobody
-// has a reason to put one between the elements of another.
-void validate_apart(const AttentionOutput& output, const KvCacheView& cache) {
-  require(!output.lse.present() || !ranges_meet(output.out, output.lse), "lse: overlaps out");
-  for (const KvTensor tensor : {KvTensor::kK, KvTensor::kV}) {
-    const AddressRange range = address_range(cache, tensor);
-    require(!ranges_meet(address_range(TensorView(output.out)), range), "out: overlaps the cache");
-    require(!output.lse.present() || !ranges_meet(address_range(TensorView(output.lse)), range),
-            "lse: overlaps the cache");
-  }
-}
-
 void validate_partial(std::size_t index, const Partial& partial, const AttentionOutput& output,
                       DType dtype, Device device) {
   const auto position = static_cast<std::int64_t>(index);
@@ -289,11 +231,6 @@ void validate_partial(std::size_t index, const Partial& partial, const Attention
   validate_new_tensor(out_name, partial.out, {shape[0]}, {shape[1]}, {shape[2]}, device);
   validate_dtype(out_name, partial.out.dtype, dtype);
   validate_lse(lse_name, partial.lse, {shape[0]}, {shape[1]}, device);
-  for (const TensorView& written : {TensorView(output.out), TensorView(output.lse)}) {
-    if (!written.present()) continue;
-    require(!ranges_meet(written, partial.out), out_name, ": overlaps the output");
-    require(!ranges_meet(written, partial.lse), lse_name, ": overlaps the output");
-  }
 }
 
 }  // namespace
@@ -305,7 +242,7 @@ void validate_append(const AttentionSpec& spec, const BatchFacts& facts, const N
   validate_slot_limit(facts, cache);
 }
 
-void validate_attend(const AttentionSpec& spec, const BatchFacts& facts,
+void validate_attend(const AttentionSpec& spec, const BatchFacts& facts, const BatchView& batch,
                      const AttentionParams& params, const TensorView& q, const KvSource& source,
                      const AttentionOutput& output, Device device) {
   validate_params(spec, facts, params, device);
@@ -321,7 +258,7 @@ void validate_attend(const AttentionSpec& spec, const BatchFacts& facts,
   }
   validate_block_limit(facts, source.cache);
   validate_output(spec, facts, output, device);
-  validate_apart(output, source.cache);
+  validate_attend_apart(facts, batch, params, q, source, output);
 }
 
 void validate_merge(std::span<const Partial> partials, const ArrayView<float>& sinks,
@@ -333,12 +270,12 @@ void validate_merge(std::span<const Partial> partials, const ArrayView<float>& s
   if (output.lse.present()) {
     validate_lse("lse", output.lse, {out.shape[0]}, {out.shape[1]}, device);
     validate_disjoint("lse", output.lse);
-    require(!ranges_meet(out, output.lse), "lse: overlaps out");
   }
   for (std::size_t i = 0; i < partials.size(); ++i) {
     validate_partial(i, partials[i], output, partials[0].out.dtype, device);
   }
   validate_sinks("sinks", sinks, out.shape[1], device);
+  validate_merge_apart(partials, sinks, output);
 }
 
 }  // namespace quire

@@ -38,9 +38,9 @@ const Case kMergeCases[] = {
     {"partial_elsewhere", "merge", [](Step& s) { s.partials[1].lse.device = kElsewhere; },
      "partials[1].lse: on custom 1, but the backend computes on host"},
     {"partial_is_output", "merge", [](Step& s) { s.partials[1].out = s.merged.out; },
-     "partials[1].out: overlaps the output"},
+     "out: overlaps partials[1].out"},
     {"partial_lse_is_output", "merge", [](Step& s) { s.partials[0].lse = s.merged.lse; },
-     "partials[0].lse: overlaps the output"},
+     "lse: overlaps partials[0].lse"},
     {"sinks_size", "merge", [](Step& s) { s.merge_sinks.size = 3; }, "sinks: needs 4 heads, has 3"},
     {"sink_nan", "merge",
      [](Step& s) {

@@ -80,6 +80,11 @@ def flash_attn_varlen_func(
     [num_heads, total_q], None)``: there are no probabilities to return without dropout.
     """
     refuse("quire has no dropout", dropout_p=dropout_p)
+    _arrays.require_arrays(q=q, k=k, v=v, alibi_slopes=alibi_slopes)
+    cu_seqlens_k = _arrays.integers("cu_seqlens_k", cu_seqlens_k, q)
+    cu_seqlens_q = _arrays.integers("cu_seqlens_q", cu_seqlens_q, q)
+    if block_table is not None:
+        block_table = _arrays.integers("block_table", block_table, q)
     lens = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
     options = {} if block_table is not None else {"kv_begins": cu_seqlens_k[:-1]}
     lse, written = _new_lse(q, q.shape[1], q.shape[0]) if return_attn_probs else (None, None)
@@ -129,20 +134,30 @@ def flash_attn_with_kvcache(
     """
     refuse("rotate Q and K before", rotary_cos=rotary_cos, rotary_sin=rotary_sin)
     refuse("quire's sequences begin at the first slot of their blocks", cache_leftpad=cache_leftpad)
+    _arrays.require_arrays(
+        q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, alibi_slopes=alibi_slopes
+    )
+    for name, array in {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v}.items():
+        if array is not None and len(array.shape) != 4:
+            raise Error(f"{name}: needs rank 4, has {len(array.shape)}")
     batch, len_q, num_heads, head_dim = q.shape
     block_size = k_cache.shape[1]
     if block_table is None:
-        rows = cache_batch_idx if cache_batch_idx is not None else _arrays.arange(q, batch)
+        rows = _arrays.arange(q, batch)
+        if cache_batch_idx is not None:
+            rows = _arrays.integers("cache_batch_idx", cache_batch_idx, q)
+        if tuple(rows.shape) != (batch,):
+            raise Error(f"cache_batch_idx: needs shape [{batch}], has {list(rows.shape)}")
         table = rows.reshape(batch, 1)
     else:
         refuse("is for caches without a block table", cache_batch_idx=cache_batch_idx)
-        table = block_table
+        table = _arrays.integers("block_table", block_table, q)
     if cache_seqlens is None:
         lens = _arrays.full(q, batch, table.shape[1] * block_size)
     elif isinstance(cache_seqlens, int):
         lens = _arrays.full(q, batch, cache_seqlens)
     else:
-        lens = cache_seqlens
+        lens = _arrays.integers("cache_seqlens", cache_seqlens, q)
     if (k is None) != (v is None):
         raise Error("v: k and v are given together or not at all")
     stored = {}

@@ -26,10 +26,13 @@ def _pages(paged_kv_cache, kv_layout, k_scale=None, v_scale=None):
     """The KvCacheView of (k, v), or of [num_pages, 2, ...]."""
     order = _order(kv_layout)
     if isinstance(paged_kv_cache, (tuple, list)):
+        if len(paged_kv_cache) != 2:
+            raise Error(f"paged_kv_cache: needs (k, v), has {len(paged_kv_cache)} arrays")
         k_cache, v_cache = paged_kv_cache
         packing = None
     else:
         k_cache, v_cache, packing = paged_kv_cache, None, "kv_per_block"
+    _arrays.require_arrays(paged_kv_cache=k_cache)
     if _arrays.item_bytes(k_cache) != 1:
         k_scale = v_scale = None
     return quire.KvCacheView(
@@ -76,6 +79,13 @@ class _Wrapper:
     def _plan(self, begins, indptr, indices, last_page_len, page_size, **plan):
         _refuse_positions(plan.pop("pos_encoding_mode"))
         _refuse_others("plan", plan.pop("options"), _PLAN_OPTIONS)
+        begins, indptr, indices, last_page_len = (
+            _arrays.integers(name, array, _first_array(begins, indptr, indices, last_page_len))
+            for name, array in (
+                ("qo_indptr", begins), ("indptr", indptr), ("indices", indices),
+                ("last_page_len", last_page_len),
+            )
+        )  # fmt: skip
         lens = _kv_lens(indptr, last_page_len, page_size)
         batch = quire.BatchView(begins, lens, (indptr, indices), block_size=page_size)
         mask = plan["custom_mask"]
@@ -133,6 +143,7 @@ class _Wrapper:
         plan = self._plan_options
         if window_left is not None and window_left != plan["window_left"]:
             raise Error(f"window_left: {window_left}, planned was {plan['window_left']}")
+        _arrays.require_arrays(q=q)
         if q.shape[0] != self._num_rows:
             raise Error(f"q: has {q.shape[0]} rows, planned were {self._num_rows}")
         pages = _pages(paged_kv_cache, self._kv_layout, k_scale, v_scale)
@@ -150,7 +161,7 @@ class _Wrapper:
         )  # fmt: skip
         key = str(spec)
         if key not in self._prepared:
-            self._prepared[key] = quire.PreparedBatch(spec)
+            self._prepared[key] = quire.PreparedBatch(spec, device=_arrays.device_name(q))
         prepared = self._prepared[key]
         if key not in self._planned:
             prepared.prepare(self._batch)
@@ -182,6 +193,11 @@ def _refuse_positions(mode: str) -> None:
             f"pos_encoding_mode: '{mode}' is not computed here: rotate Q and K before, and give "
             "slopes of ALiBi to quire.attend"
         )
+
+
+def _first_array(*candidates):
+    """Lists become arrays of its library; None if all are lists."""
+    return next((x for x in candidates if hasattr(x, "shape")), None)
 
 
 def _kv_lens(indptr, last_page_len, page_size):
@@ -288,6 +304,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         the last of them with ``last_page_len[s]`` tokens."""
         if o_data_type is not None and o_data_type != q_data_type:
             raise unsupported(f"o_data_type: {o_data_type}, results have the format of q")
+        indptr = _arrays.integers("indptr", indptr, _first_array(indices, last_page_len))
         begins = _arrays.arange(indptr, indptr.shape[0])
         self._plan(
             begins, indptr, indices, last_page_len, page_size, num_qo_heads=num_qo_heads,
@@ -319,6 +336,14 @@ def append_paged_kv_cache(
     """
     pages = _pages(paged_kv_cache, kv_layout)
     page_size = pages.block_size
+    batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len = (
+        _arrays.integers(name, array, append_key)
+        for name, array in (
+            ("batch_indices", batch_indices), ("positions", positions),
+            ("kv_indices", kv_indices), ("kv_indptr", kv_indptr),
+            ("kv_last_page_len", kv_last_page_len),
+        )
+    )  # fmt: skip
     lens = _kv_lens(kv_indptr, kv_last_page_len, page_size).tolist()
     for i, (s, position) in enumerate(zip(batch_indices.tolist(), positions.tolist())):
         if not 0 <= s < len(lens):

@@ -32,6 +32,9 @@ def merge_attn_states(
         prefix_lse, suffix_lse: ``[num_heads, num_tokens]`` float32, natural logarithm.
         output_lse: as those, written if given.
     """
+    _arrays.require_arrays(
+        output=output, prefix_lse=prefix_lse, suffix_lse=suffix_lse, output_lse=output_lse
+    )
     quire.merge(
         [prefix_output, suffix_output],
         [_natural(prefix_lse), _natural(suffix_lse)],
@@ -63,6 +66,8 @@ def reshape_and_cache_flash(
     if kv_cache_dtype not in _CACHE_FORMATS:
         known = ", ".join(_CACHE_FORMATS)
         raise Error(f"kv_cache_dtype: needs one of {known}, has '{kv_cache_dtype}'")
+    _arrays.require_arrays(key=key, value=value, key_cache=key_cache, value_cache=value_cache)
+    slot_mapping = _arrays.integers("slot_mapping", slot_mapping, key)
     num_slots = slot_mapping.shape[0]
     if num_slots > key.shape[0]:
         raise Error(f"slot_mapping: has {num_slots} slots for {key.shape[0]} rows of key")

@@ -28,7 +28,8 @@ class Request:
 
     tokens: what has been generated so far, the end token included.
     finish_reason: None while it runs; then ``"length"``, ``"stopped"`` (an end token),
-        ``"cancelled"``, ``"deadline"`` or ``"too_large"``, with ``detail``.
+        ``"cancelled"``, ``"deadline"``, ``"too_large"`` or ``"error"``, with ``detail``.
+    error: what choosing its next token raised; iterating over it raises that at the end.
     """
 
     def __init__(self, engine: Engine, prompt: list[int], ends: frozenset, sampler: Sampler) -> None:
@@ -37,6 +38,7 @@ class Request:
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
         self.detail = ""
+        self.error: Exception | None = None
         self._engine = engine
         self._ends = ends
         self._sampler = sampler
@@ -56,6 +58,8 @@ class Request:
                 yield self.tokens[given]
                 given += 1
             if self.finished and given == len(self.tokens):
+                if self.error is not None:
+                    raise self.error
                 return
             if not self.finished:
                 self._engine.step()
@@ -165,6 +169,9 @@ class Engine:
         self._lock = threading.Lock()  # of _requests
         self._step_lock = threading.Lock()
         self._requests: dict[int, Request] = {}
+        self._computed: deque[tuple[Request, torch.Tensor, int]] = deque()  # wait for their token
+        self._new: list[tuple[Request, int]] = []  # chosen, and not yet returned
+        self._stepping: int | None = None  # the thread that holds _step_lock
         self._block_size = block_size
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         _hold_attention(model)
@@ -258,11 +265,22 @@ class Engine:
         """One forward pass; returns the new tokens with their requests.
 
         If the model raises, the step comes again with the next call. If choosing a token raises,
-        its request ends, as ``"stopped"``.
+        its request ends, with the finish_reason ``"error"`` and the exception as its ``error``;
+        the others go on.
         """
+        if self._stepping == threading.get_ident():
+            raise Error("engine: a step inside a step")
         with self._step_lock:
-            if self._closed:
-                raise Error("engine: it is closed")
+            self._stepping = threading.get_ident()
+            try:
+                return self._step()
+            finally:
+                self._stepping = None
+
+    def _step(self) -> list[tuple[Request, int]]:
+        if self._closed:
+            raise Error("engine: it is closed")
+        if not self._computed:  # else an interrupt came between the tokens of the last step
             batch = self._scheduler.schedule()
             num_stages = 0
             try:
@@ -274,8 +292,12 @@ class Engine:
             except BaseException:
                 self._scheduler.abandon(batch, num_stages)
                 raise
-            result = self._scheduler.commit(batch)
-            return self._take(result, logits)
+            self._take(self._scheduler.commit(batch), logits)
+        while self._computed:
+            self._choose(*self._computed[0])
+            self._computed.popleft()
+        new, self._new = self._new, []
+        return new
 
     def stream(self) -> Iterator[tuple[Request, int]]:
         """Tokens with their requests, as they come, until all requests have ended."""
@@ -289,12 +311,15 @@ class Engine:
     def generate(self, prompts: Sequence[Sequence[int]], **settings: Any) -> list[list[int]]:
         """The new tokens of every prompt; settings are those of ``submit``.
 
-        Raises ``quire.Error`` if one does not fit into the cache even alone.
+        Raises ``quire.Error`` if one does not fit into the cache even alone, and what choosing a
+        token raised, when all have ended.
         """
         requests = [self.submit(tokens, **settings) for tokens in prompts]
         while not all(request.finished for request in requests):
             self.step()
         for i, request in enumerate(requests):
+            if request.error is not None:
+                raise request.error
             if request.finish_reason == "too_large":
                 raise Error(f"prompts: entry {i}: {request.detail}")
         return [request.tokens for request in requests]
@@ -333,31 +358,31 @@ class Engine:
             logits = logits[rows]
         return {row: logits[i] for i, row in enumerate(rows)}
 
-    def _take(self, result: dict, logits: dict[int, torch.Tensor]) -> list[tuple[Request, int]]:
-        new: list[tuple[Request, int]] = []
-        failure: Exception | None = None
-        ready = [(one, logits[one["row"]]) for one in result["ready"]]
-        best = torch.stack([x for _, x in ready]).argmax(-1).tolist() if ready else []
+    def _take(self, result: dict, logits: dict[int, torch.Tensor]) -> None:
+        """Ends what has ended, and queues what waits for its next token."""
+        rows = [logits[one["row"]] for one in result["ready"]]
+        best = torch.stack(rows).argmax(-1).tolist() if rows else []
         with self._lock:
-            for (one, scores), token in zip(ready, best):
-                request = self._requests[one["id"]]
-                if not request._sampler.is_plain:
-                    try:
-                        token = request._sampler.choose(request.prompt + request.tokens, scores)
-                    except Exception as error:  # of one request: the others go on
-                        failure = error
-                        self._scheduler.finish(request.id)
-                        continue
-                request.tokens.append(token)
-                new.append((request, token))
-                if token in request._ends:
-                    self._scheduler.finish(request.id)
-                else:
-                    self._scheduler.extend(request.id, token)
+            for one, scores, token in zip(result["ready"], rows, best):
+                self._computed.append((self._requests[one["id"]], scores, token))
             for one in result["finished"]:
                 request = self._requests.pop(one["id"])
-                request.detail = one["detail"]
-                request.finish_reason = one["reason"]
-        if failure is not None:
-            raise failure
-        return new
+                request.detail = one["detail"] if request.error is None else repr(request.error)
+                request.finish_reason = one["reason"] if request.error is None else "error"
+
+    def _choose(self, request: Request, scores: torch.Tensor, token: int) -> None:
+        """The next token of a request, `token` if it is the most likely one. Without the lock:
+        processors of the program may submit and cancel."""
+        if not request._sampler.is_plain:
+            try:
+                token = request._sampler.choose(request.prompt + request.tokens, scores)
+            except Exception as error:
+                request.error = error
+                self._scheduler.finish(request.id)
+                return
+        request.tokens.append(token)
+        self._new.append((request, token))
+        if token in request._ends:
+            self._scheduler.finish(request.id)
+        else:
+            self._scheduler.extend(request.id, token)

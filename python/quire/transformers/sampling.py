@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from quire._error import Error
 class Sampling:
     """Settings of one request, with the meaning that ``generate`` gives them.
 
-    temperature: 0 takes the most likely token (greedy); above 0 draws.
+    temperature: 0 takes the most likely token (greedy); above 0 draws. Finite.
     top_k, top_p, min_p: only these tokens are drawn from; 0, 1 and 0 are no limit.
     repetition_penalty: 1 is none; applied also when greedy.
     seed: of the draws; None: from PyTorch's own generator.
@@ -33,16 +34,24 @@ class Sampling:
     logits_processors: Sequence[Callable[..., torch.Tensor]] = ()
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise Error(f"temperature: {self.temperature}, must not be negative")
-        if self.top_k < 0:
-            raise Error(f"top_k: {self.top_k}, must not be negative")
+        # Written so that NaN fails, too.
+        if not 0 <= self.temperature < math.inf:
+            raise Error(f"temperature: {self.temperature}, must be finite and not negative")
+        if not isinstance(self.top_k, int) or self.top_k < 0:
+            raise Error(f"top_k: {self.top_k}, must be a whole number, not negative")
         if not 0 < self.top_p <= 1:
             raise Error(f"top_p: {self.top_p}, must be above 0 and at most 1")
         if not 0 <= self.min_p <= 1:
             raise Error(f"min_p: {self.min_p}, must be from 0 to 1")
-        if self.repetition_penalty <= 0:
-            raise Error(f"repetition_penalty: {self.repetition_penalty}, must be positive")
+        if not 0 < self.repetition_penalty < math.inf:
+            raise Error(f"repetition_penalty: {self.repetition_penalty}, must be finite, above 0")
+        if self.seed is not None and not isinstance(self.seed, int):
+            raise Error(f"seed: {self.seed!r}, must be None or a whole number")
+        if not isinstance(self.logits_processors, Sequence):
+            raise Error("logits_processors: needs a list")
+        for i, one in enumerate(self.logits_processors):
+            if not callable(one):
+                raise Error(f"logits_processors: entry {i} cannot be called: {one!r}")
 
 
 class Sampler:

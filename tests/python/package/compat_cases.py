@@ -245,7 +245,73 @@ def refused(to):
         wrapper.run(to(q[:, 0]), (to(k), to(v)))
 
 
+def lists(to):
+    """Metadata may be lists, as in quire.attend; what is no array at all raises Error."""
+    q, k, v = random(8, 4, 32), random(9, 16, 2, 32), random(9, 16, 2, 32, seed=1)
+    begins, kv_begins = [0, 5, 6, 8], [0, 5, 45, 78]
+    same = [
+        compat.flash_attn_varlen_func(
+            to(q), to(k), to(v), make(begins), make(kv_begins), 5, 40, block_table=make(TABLE),
+        )
+        for make in (lambda x: to(i32(x)), lambda x: np.asarray(x).tolist())
+    ]  # fmt: skip
+    close(same[1], np.asarray(same[0]), 0)
+    ragged = to(k.reshape(-1, 2, 32)), to(v.reshape(-1, 2, 32))
+    compat.flash_attn_varlen_func(to(q), *ragged, begins, kv_begins, 5, 40)
+    cached = [
+        compat.flash_attn_with_kvcache(
+            to(q[:3, None]), to(k), to(v), cache_seqlens=make(LENS), block_table=make(TABLE)
+        )
+        for make in (lambda x: to(i32(x)), lambda x: np.asarray(x).tolist())
+    ]
+    close(cached[1], np.asarray(cached[0]), 0)
+    compat.flash_attn_with_kvcache(to(q[:2, None]), to(k), to(v), cache_batch_idx=[3, 4])
+    stored = to(k.copy())
+    compat.reshape_and_cache_flash(to(q[:2, :2].copy()), to(q[:2, :2].copy()), stored, to(v), [3, 9])
+    close(stored[0, 3], q[0, :2], 0)
+    wrapper = compat.BatchPrefillWithPagedKVCacheWrapper()
+    wrapper.plan(to(i32(begins)), [0, 1, 4, 7], [3, 7, 1, 4, 5, 6, 8], [5, 8, 1], 4, 2, 32, 16)
+    close(wrapper.run(to(q), (to(k), to(v))), np.asarray(same[0]), 1e-6)
+    decode = compat.BatchDecodeWithPagedKVCacheWrapper()
+    decode.plan([0, 1, 4, 7], [3, 7, 1, 4, 5, 6, 8], [5, 8, 1], 4, 2, 32, 16)
+    decode.run(to(q[:3]), (to(k), to(v)))
+    compat.append_paged_kv_cache(
+        to(q[:1, :2].copy()), to(q[:1, :2].copy()), [1], [17], (to(k.copy()), to(v.copy())),
+        [3, 7, 1], [0, 1, 3], [5, 2],
+    )  # fmt: skip
+    for pattern, call in {
+        "cu_seqlens_q: needs an array or a list": lambda: compat.flash_attn_varlen_func(
+            to(q), to(k), to(v), [0.5, 8], [0, 5], 5, 5
+        ),
+        "cu_seqlens_k: needs an array or a list": lambda: compat.flash_attn_varlen_func(
+            to(q), to(k), to(v), begins, 7, 5, 5
+        ),
+        "block_table: needs an array or a list": lambda: compat.flash_attn_varlen_func(
+            to(q), to(k), to(v), begins, kv_begins, 5, 5, block_table=[[1], [1, 2], [3]]
+        ),
+        "q: needs an array, has list": lambda: compat.flash_attn_varlen_func(
+            q.tolist(), to(k), to(v), begins, kv_begins, 5, 40
+        ),
+        "k_cache: needs rank 4, has 3": lambda: compat.flash_attn_with_kvcache(
+            to(q[:, None]), ragged[0], to(v)
+        ),
+        "cache_batch_idx: needs shape": lambda: compat.flash_attn_with_kvcache(
+            to(q[:2, None]), to(k), to(v), cache_batch_idx=[3]
+        ),
+        "slot_mapping: needs an array or a list": lambda: compat.reshape_and_cache_flash(
+            to(q[:, :2]), to(q[:, :2]), to(k), to(v), "ab"
+        ),
+        "output_lse: needs an array": lambda: compat.merge_attn_states(
+            to(q), to(q), to(q[..., 0]), to(q), to(q[..., 0]), [1.0]
+        ),
+        "paged_kv_cache: needs .k, v., has 1": lambda: wrapper.run(to(q), (to(k),)),
+    }.items():
+        with pytest.raises(quire.Error, match=pattern):
+            call()
+
+
 CASES = {
+    "lists": lists,
     "varlen_ragged": varlen_ragged,
     "varlen_paged": varlen_paged,
     "with_kvcache_paged": lambda to: with_kvcache(to, True),

@@ -11,6 +11,8 @@ import quire
 Q = np.ones((6, 4, 32), np.float32)
 K = np.ones((9, 16, 2, 32), np.float32)
 V = K.copy()
+ROWS = np.ones((7, 4, 32), np.float32)
+BIAS = np.zeros((2, 4, 5, 40), np.float32)
 BEGINS, LENS, TABLE = [0, 5, 6], [5, 40], [[3, 0, 0], [7, 1, 4]]
 
 
@@ -60,6 +62,20 @@ WRONG = {
     "out_overlap": (r"out: elements overlap",
                     {"out": np.lib.stride_tricks.as_strided(Q, (6, 4, 32), (0, 128, 4))}),
     "out_in_cache": (r"out: overlaps the cache", {"out": K.reshape(-1)[:768].reshape(6, 4, 32)}),
+    "out_behind_q": (r"out: overlaps q, and is not q element for element",
+                     {"q": ROWS[:6], "out": ROWS[1:7]}),
+    "out_in_bias": (r"out: overlaps params.bias",
+                    {"bias": BIAS, "out": BIAS.reshape(-1)[:768].reshape(6, 4, 32)}),
+    "bool_ids": (r"block_table: needs whole numbers, has bool", {"table": np.ones((2, 3), bool)}),
+    "table_is_a_tuple_of_rows": (r"block_table: a tuple is \(begins, indices\), and begins needs 3 "
+                                 r"offsets, has 2; rows of blocks go into a list",
+                                 {"table": ([3, 0], [7, 1])}),
+    "table_is_a_tuple_of_three": (r"block_table: a tuple is .* has 3 entries; rows of blocks go",
+                                  {"table": ([3], [7], [1])}),
+    "table_is_a_tuple_of_numbers": (r"block_table\[0\]: needs an array", {"table": (3, 7)}),
+    "value_dim": (r"value_dim: is 16, but V has 32", {"value_dim": 16}),
+    "masked": (r"q: is a masked array", {"q": np.ma.masked_array(Q, mask=Q > 0)}),
+    "masked_table": (r"block_table: is a masked array", {"table": np.ma.masked_array(TABLE[1:] * 2)}),
     "stream": (r"stream: the host takes only the default one", {"stream": 1}),
 }  # fmt: skip
 
@@ -70,6 +86,70 @@ def test_wrong(name):
     with pytest.raises(quire.Error, match=pattern) as raised:
         attend(**options)
     assert raised.value.code == "invalid_argument"
+
+
+def test_tables_of_every_form():
+    expected = attend()
+    forms = [
+        [[3], [7, 1, 4]], [(3,), (7, 1, 4)], ([0, 1, 4], [3, 7, 1, 4]), ((0, 1, 4), (3, 7, 1, 4)),
+        *(np.array(TABLE, kind) for kind in ("i1", "u1", "i2", "u2", "i4", "u4", "i8", "u8")),
+    ]  # fmt: skip
+    for table in forms:
+        np.testing.assert_array_equal(attend(table=table), expected, err_msg=repr(table))
+    for begins in (np.array([0, 5, 6], np.int8), (np.int64(0), np.int64(5), np.int64(6)),
+                   ([0, 5], [5, 6]), (np.array([0, 5]), np.array([5, 6]))):  # fmt: skip
+        np.testing.assert_array_equal(attend(begins=begins), expected, err_msg=repr(begins))
+    one = attend(q=Q[:5], begins=(np.int64(0), np.int64(5)), lens=[5], table=[[3]])
+    np.testing.assert_array_equal(one, expected[:5])
+
+
+def test_results_in_place():
+    rng = np.random.default_rng(0)
+    # One row holds q, K, V and room for the result of a token: nothing of it is shared.
+    rows = rng.standard_normal((6, 12, 32), np.float32)
+    q, k, v, out = rows[:, :4], rows[:, 4:6], rows[:, 6:8], rows[:, 8:]
+    expected = quire.attend(q.copy(), k.copy(), v.copy(), [0, 6], [6])
+    assert quire.attend(q, k, v, [0, 6], [6], out=out) is out
+    np.testing.assert_array_equal(out, expected)
+    with pytest.raises(quire.Error, match="out: overlaps the cache"):
+        quire.attend(q, k, v, [0, 6], [6], out=rows[:, 7:11])
+    before = q.copy()
+    with pytest.raises(quire.Error, match="out: overlaps q, and is not q element for element"):
+        quire.attend(q, k, v, [0, 6], [6], out=rows[:, 3:7])
+    np.testing.assert_array_equal(q, before)
+    quire.attend(q, k, v, [0, 6], [6], out=q)  # q itself
+    np.testing.assert_array_equal(q, expected)
+
+
+def test_threads_have_a_limit():
+    before = quire.get_num_threads()
+    for number in 4097, 10**9, 2**40, -1:
+        with pytest.raises(quire.Error, match=rf"num_threads: not in \[0, 4096\]: {number}"):
+            quire.set_num_threads(number)
+    with pytest.raises(quire.Error, match=r"num_threads: not in \[0, 4096\]: 4097"):
+        quire.Backend("cpu", num_threads=4097)
+    assert quire.get_num_threads() == before
+
+
+def test_devices_by_name():
+    spec = quire.AttentionSpec(4, 2, 32)
+    for name in "gpu", "cudax", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "":
+        with pytest.raises(quire.Error, match=rf"device: needs 'cpu', 'cuda' .* has '{name}'"):
+            quire.KvCache(spec, 4, device=name)
+        with pytest.raises(quire.Error, match="device: needs 'cpu'"):
+            quire.PreparedBatch(spec, device=name)
+    with pytest.raises(quire.Error, match="device: is 'cuda:0', but the backend cpu computes on"):
+        quire.KvCache(spec, 4, device="cuda:0", backend="cpu")
+
+
+def test_value_dim_beside_views():
+    spec = quire.AttentionSpec(4, 2, 32, block_size=16)
+    view = quire.KvCache(spec, 9).layer(0)
+    with pytest.raises(quire.Error, match="value_dim: is 8, but V has 32"):
+        attend(k=view, v=None, value_dim=8)
+    with pytest.raises(quire.Error, match="kv_packing: given together with a KvCacheView"):
+        attend(k=view, v=None, kv_packing="kv_first")
+    attend(value_dim=32)
 
 
 def test_read_only():

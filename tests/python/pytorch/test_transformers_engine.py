@@ -197,18 +197,80 @@ def test_a_step_that_failed_comes_again(llama, monkeypatch):
         assert [request.tokens for request in requests] == llama.expected
 
 
-def test_a_processor_that_fails_ends_its_request(llama):
-    def fail(tokens, scores):
-        raise ZeroDivisionError
+def failing_after(count, error):
+    """A processor that raises at its call of that number."""
+    calls = []
 
+    def fail(tokens, scores):
+        calls.append(1)
+        if len(calls) > count:
+            raise error
+        return scores
+
+    return Sampling(logits_processors=[fail])
+
+
+def test_a_processor_that_fails_ends_its_request_alone(llama):
+    error = ZeroDivisionError("of one")
     with make_engine(llama.model) as engine:
-        bad = engine.submit(PROMPTS[0], sampling=Sampling(logits_processors=[fail]))
-        good = engine.submit(PROMPTS[1], max_new_tokens=NUM_NEW)
-        with pytest.raises(ZeroDivisionError):
-            list(engine.stream())
+        first = engine.submit(PROMPTS[2], max_new_tokens=NUM_NEW)
+        bad = engine.submit(PROMPTS[0], max_new_tokens=NUM_NEW, sampling=failing_after(3, error))
+        last = engine.submit(PROMPTS[1], max_new_tokens=NUM_NEW)
+        streamed = {first: [], bad: [], last: []}
+        for request, token in engine.stream():
+            streamed[request].append(token)
+        # Tokens that others got in the step of the failure included.
+        assert streamed[first] == first.tokens == llama.expected[2]
+        assert streamed[last] == last.tokens == llama.expected[1]
+        assert streamed[bad] == bad.tokens == llama.expected[0][:3]
+        assert (bad.finish_reason, bad.error) == ("error", error)
+        assert "ZeroDivisionError('of one')" in bad.detail
+        with pytest.raises(ZeroDivisionError, match="of one"):
+            list(bad)
+        assert (first.finish_reason, first.error) == ("length", None)
+        with pytest.raises(ZeroDivisionError, match="of one"):
+            engine.generate(PROMPTS[:2], sampling=failing_after(5, error))
+        assert engine.num_unfinished == 0
+        assert engine.generate(PROMPTS[:1], max_new_tokens=NUM_NEW) == llama.expected[:1]
+
+
+def test_an_interrupt_between_tokens_loses_none(llama):
+    with make_engine(llama.model) as engine:
+        settings = [None, failing_after(4, KeyboardInterrupt()), None]
+        requests = [
+            engine.submit(prompt, max_new_tokens=NUM_NEW, sampling=sampling)
+            for prompt, sampling in zip(PROMPTS, settings)
+        ]
+        streamed = []
+        with pytest.raises(KeyboardInterrupt):
+            for request, _ in engine.stream():
+                streamed.append(request)
+        requests[1]._sampler._steps = []  # it goes on where it was
+        streamed += [request for request, _ in engine.stream()]
+        assert [request.tokens for request in requests] == llama.expected[:3]
+        # Those that were chosen before the interrupt, in its step, are given too.
+        assert [streamed.count(x) for x in requests] == [len(x.tokens) for x in requests]
+
+
+def test_a_processor_may_use_the_engine(llama):
+    with make_engine(llama.model) as engine:
+        made = []
+
+        def submit(tokens, scores):
+            if not made:
+                made.append(engine.submit(PROMPTS[1], max_new_tokens=NUM_NEW))
+            return scores
+
+        def step(tokens, scores):
+            engine.step()
+
+        good = engine.submit(
+            PROMPTS[0], max_new_tokens=NUM_NEW, sampling=Sampling(logits_processors=[submit])
+        )
+        bad = engine.submit(PROMPTS[2], sampling=Sampling(logits_processors=[step]))
         list(engine.stream())
-        assert (bad.tokens, bad.finish_reason) == ([], "stopped")
-        assert good.tokens == llama.expected[1]
+        assert good.tokens == llama.expected[0] and made[0].tokens == llama.expected[1]
+        assert str(bad.error) == "engine: a step inside a step"
 
 
 def test_requests_from_many_threads(llama):
@@ -258,7 +320,13 @@ def test_wrong_requests(llama):
             engine.submit([5], max_new_tokens=0)
         with pytest.raises(quire.Error, match="entry 0: needs 1002 tokens"):
             engine.generate([[5, 6, 7]], max_new_tokens=1000)
-        for settings in {"top_p": 0}, {"temperature": -1}, {"top_k": -1}, {"min_p": 2}:
+        nan = float("nan")
+        for settings in (
+            {"top_p": 0}, {"temperature": -1}, {"top_k": -1}, {"min_p": 2}, {"temperature": nan},
+            {"temperature": float("inf")}, {"top_p": nan}, {"min_p": nan}, {"top_k": 2.5},
+            {"repetition_penalty": nan}, {"repetition_penalty": 0}, {"seed": "x"},
+            {"logits_processors": [3]},
+        ):  # fmt: skip
             with pytest.raises(quire.Error, match=next(iter(settings))):
                 Sampling(**settings)
         assert engine.generate(PROMPTS[:1], max_new_tokens=NUM_NEW) == llama.expected[:1]
