@@ -46,6 +46,7 @@ struct BenchOptions {
 
 constexpr int kRounds = 12;
 constexpr int kQuickRounds = 3;
+constexpr int kQuickDeviceRounds = 8;  // they take milliseconds
 
 std::vector<BenchCase> chosen_cases(const BenchOptions& options) {
   if (options.custom) return {benchmark::custom_case(options.shape)};
@@ -57,7 +58,10 @@ Report measure(const std::vector<BenchCase>& cases, const BenchOptions& options)
   const std::vector<benchmark::Candidate> candidates =
       benchmark::make_candidates(options.candidates);
   benchmark::RunOptions run;
-  run.num_rounds = options.rounds > 0 ? options.rounds : options.quick ? kQuickRounds : kRounds;
+  const bool on_device = std::any_of(candidates.begin(), candidates.end(),
+                                     [](const auto& c) { return c.meter != nullptr; });
+  const int quick_rounds = on_device ? kQuickDeviceRounds : kQuickRounds;
+  run.num_rounds = options.rounds > 0 ? options.rounds : options.quick ? quick_rounds : kRounds;
   Progress progress(static_cast<std::int64_t>(cases.size()));
   run.progress = [&](std::int64_t done, std::int64_t, std::string_view what) {
     progress.update(done, what);
@@ -199,13 +203,13 @@ void add_shape_flags(CLI::App& bench, BenchOptions& options) {
 }
 
 void add_run_flags(CLI::App& bench, BenchOptions& options) {
-  bench.add_option("--suite", options.suite, "decode, prefill, mixed, append, copy or all")
-      ->check(CLI::IsMember({"decode", "prefill", "mixed", "append", "copy", "all"}))
+  bench.add_option("--suite", options.suite, "decode, prefill, mixed, append, copy, all; or gpu")
+      ->check(CLI::IsMember({"decode", "prefill", "mixed", "append", "copy", "all", "gpu"}))
       ->option_text("NAME");
   bench.add_option("--filter", options.filter, "Only cases whose name matches, as in '*/b16'");
   bench
       .add_option("--backend", options.candidates.backends,
-                  "Candidates, separated by commas: cpu, cpu:avx2, reference")
+                  "Candidates, separated by commas: cpu, cpu:avx2, cuda")
       ->delimiter(',')
       ->option_text("LIST");
   bench
@@ -217,7 +221,7 @@ void add_run_flags(CLI::App& bench, BenchOptions& options) {
       ->delimiter(',')
       ->check(CLI::Range(0, 4096))
       ->option_text("LIST");
-  bench.add_option("--rounds", options.rounds, "12, with --quick 3")
+  bench.add_option("--rounds", options.rounds, "12, with --quick 3, on devices 8")
       ->check(CLI::Range(1, 100000))
       ->option_text("N");
   bench.add_flag("--quick", options.quick, "Fewer cases and rounds");
@@ -248,11 +252,14 @@ void add_bench(CLI::App& app, Action& action) {
       "Share: how much of the roof was reached, the larger of bytes / read bandwidth and\n"
       "operations / peak, all measured in the same rounds. Ratio: time over the first "
       "candidate's.\n"
+      "GPUs: calls are recorded and replayed, timed by the device, with 1/32 of the planning; the\n"
+      "suite gpu holds the rows of docs/benchmarks.md.\n"
       "Examples:\n"
       "  quire bench --quick\n"
       "  quire bench --suite decode --isa all --json > decode.json\n"
       "  quire bench --suite decode --isa all --compare decode.json    # exit code 1: slower\n"
-      "  quire bench --batch 'q512@4096,q1@2048*31' --block-size 16 --backend cpu:scalar,cpu");
+      "  quire bench --batch 'q512@4096,q1@2048*31' --block-size 16 --backend cpu:scalar,cpu\n"
+      "  quire bench --backend cuda,torch:cuda --suite gpu --json > gpu.json");
   bench->callback([&action, options, bench] {
     options->custom = bench->count("--batch") > 0;
     action = [options] { return run_bench(*options); };

@@ -159,13 +159,14 @@ std::vector<BenchCase> bench_cases() {
   add_decode_features(cases);
   add_ragged(cases);
   add_others(cases);
+  add_gpu_cases(cases);
   return cases;
 }
 
 std::vector<BenchCase> select_cases(const std::vector<BenchCase>& cases, std::string_view suite,
                                     std::string_view filter, bool quick) {
   const auto is_chosen = [&](const BenchCase& c) {
-    return (suite == "all" || c.suite == suite) && (!quick || c.quick) &&
+    return (suite == "all" ? c.suite != "gpu" : c.suite == suite) && (!quick || c.quick) &&
            conformance::matches(c.c.name, filter);
   };
   const auto is_baseline = [&](const BenchCase& c) {

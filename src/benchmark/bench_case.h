@@ -14,14 +14,16 @@
 namespace quire::benchmark {
 
 enum class Operation : std::uint8_t {
-  kAttend,  // attend, the batch prepared before
-  kStep,    // prepare, append and attend: all that one layer of one step takes
-  kAppend,  // append alone
-  kCopy,    // copy_blocks of a quarter of the blocks to other ones
+  kAttend,   // attend, the batch prepared before
+  kStep,     // prepare, append and attend: all that one layer of one step takes
+  kAppend,   // append alone
+  kCopy,     // copy_blocks of a quarter of the blocks to other ones
+  kSwapOut,  // the same to (pinned) host memory
+  kSwapIn,   // and from there
 };
 
 struct BenchCase {
-  std::string suite;    // "decode", "prefill", "mixed", "append", "copy" or "custom"
+  std::string suite;    // "decode", "prefill", "mixed", "append", "copy", "gpu" or "custom"
   conformance::Case c;  // values are not drawn from it: only shapes, spec and places
   Operation operation = Operation::kAttend;
   bool hot = false;      // the same memory every time, instead of several times the caches
@@ -30,8 +32,10 @@ struct BenchCase {
 };
 
 std::vector<BenchCase> bench_cases();
+// The cases of the table for GPUs (gpu_cases.cc), larger than what a host is measured with.
+void add_gpu_cases(std::vector<BenchCase>& cases);
 
-// Those of a suite ("all": of every one) whose names match, with their baselines.
+// Those of a suite ("all": of every one but "gpu") whose names match, with their baselines.
 std::vector<BenchCase> select_cases(const std::vector<BenchCase>& cases, std::string_view suite,
                                     std::string_view filter, bool quick);
 

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <set>
 
+#include "benchmark/loaded_case.h"
+#include "benchmark/roof.h"
 #include "quire/error.h"
 
 namespace quire::benchmark {
@@ -32,7 +34,7 @@ TEST(BenchCases, AreValidAndNamedOnce) {
 }
 
 TEST(BenchCases, EverySuiteHasQuickOnes) {
-  for (const char* suite : {"decode", "prefill", "mixed", "append", "copy"}) {
+  for (const char* suite : {"decode", "prefill", "mixed", "append", "copy", "gpu"}) {
     EXPECT_FALSE(select_cases(bench_cases(), suite, "", true).empty()) << suite;
   }
 }
@@ -41,7 +43,45 @@ TEST(SelectCases, BySuiteAndName) {
   EXPECT_THAT(names_of(select_cases(bench_cases(), "copy", "", false)),
               ::testing::ElementsAre("copy/1024/b16"));
   EXPECT_TRUE(select_cases(bench_cases(), "copy", "decode/*", false).empty());
-  EXPECT_EQ(select_cases(bench_cases(), "all", "", false).size(), bench_cases().size());
+  // The cases for GPUs are too large for most hosts.
+  EXPECT_EQ(select_cases(bench_cases(), "all", "", false).size() +
+                select_cases(bench_cases(), "gpu", "", false).size(),
+            bench_cases().size());
+}
+
+TEST(GpuCases, HoldEveryRowOfTheTable) {
+  const std::vector<std::string> names = names_of(select_cases(bench_cases(), "gpu", "", false));
+  for (const char* name : {"gpu/decode/1x8192/hot",
+                           "gpu/decode/1x8192",
+                           "gpu/decode/1x131072",
+                           "gpu/decode/8x8192",
+                           "gpu/decode/32x1024",
+                           "gpu/decode/32x8192",
+                           "gpu/decode/128x8192",
+                           "gpu/decode/256x1024",
+                           "gpu/decode/ragged64",
+                           "gpu/decode/32x8192/b1",
+                           "gpu/decode/32x8192/b256",
+                           "gpu/decode/fp8/32x8192",
+                           "gpu/decode/int8/32x8192",
+                           "gpu/decode/verify4/32x8192",
+                           "gpu/decode/window1024/32x32768",
+                           "gpu/decode/hd64/32x8192",
+                           "gpu/decode/hd256/32x8192",
+                           "gpu/decode/group1/32x8192",
+                           "gpu/mixed/8x512@4096+120x4096",
+                           "gpu/prefill/4x4096",
+                           "gpu/append/8192/bf16",
+                           "gpu/copy/1000x64K",
+                           "gpu/swap_out/1000x64K",
+                           "gpu/swap_in/1000x64K"}) {
+    EXPECT_THAT(names, ::testing::Contains(name));
+  }
+  for (const BenchCase& c : select_cases(bench_cases(), "gpu", "gpu/copy/*", false)) {
+    const conformance::Problem outline = bench_outline(c);
+    EXPECT_EQ(num_copies(outline), 1000);
+    EXPECT_EQ(work_of(c, outline).bytes, 1000 * 64 * 1024);
+  }
 }
 
 TEST(SelectCases, BringsTheBaselineAlong) {

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/cpu_features.h"
 #include "quire/registry.h"
+#include "registry/plugin.h"
 
 namespace quire::benchmark {
 namespace {
@@ -83,7 +84,21 @@ std::vector<Candidate> make_candidates(const CandidateChoice& choice) {
       candidate.num_threads = num_threads;
       candidate.instance =
           make_backend(named.backend, {.num_threads = num_threads, .isa = named.isa});
-      candidate.isa = candidate.instance->info().isa;
+      const BackendInfo info = candidate.instance->info();
+      candidate.isa = info.isa;
+      if (!info.device.is_host()) {
+        const bool is_there =
+            std::any_of(candidates.begin(), candidates.end(), [&](const Candidate& other) {
+              return other.meter != nullptr && other.backend == named.backend;
+            });
+        if (is_there) continue;  // threads of the host are nothing to it
+        candidate.num_threads = 0;
+        candidate.meter = make_plugin_meter(named.backend);
+        if (candidate.meter == nullptr) {
+          fail(ErrorCode::kUnsupported, "backend ", named.backend,
+               " computes on a device and offers no clock of it");
+        }
+      }
       candidates.push_back(std::move(candidate));
     }
   }

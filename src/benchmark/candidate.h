@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who is measured: a backend of the registry, at a level, on a number of threads.
+// Who is measured: a backend of the registry, at a level, on a number of threads or on a device.
 #pragma once
 
 #include <memory>
@@ -7,14 +7,16 @@
 #include <vector>
 
 #include "quire/backend.h"
+#include "registry/device_meter.h"
 
 namespace quire::benchmark {
 
 struct Candidate {
   std::string backend;
-  std::string isa;  // the level in use, or empty
-  int num_threads = 1;
+  std::string isa;      // the level in use, or empty
+  int num_threads = 1;  // 0: on a device
   std::shared_ptr<AttentionBackend> instance;
+  std::shared_ptr<DeviceMeter> meter;  // of a device; null: the memory is the host's
 
   std::string name() const { return isa.empty() ? backend : backend + ":" + isa; }
 };
@@ -25,7 +27,8 @@ struct CandidateChoice {
   std::vector<int> num_threads;       // 0 or empty: as many as the process may run on
 };
 
-// Every backend at every level on every number of threads. Throws what make_backend throws.
+// Every backend at every level on every number of threads, those of devices once. Throws what
+// make_backend throws.
 std::vector<Candidate> make_candidates(const CandidateChoice& choice);
 
 }  // namespace quire::benchmark

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <span>
 
 #include "attention/mask.h"
@@ -25,6 +26,10 @@ BatchBounds bounds_of(const Arrangement& arrangement) {
     bounds.max_kv_len = std::max<std::int64_t>(bounds.max_kv_len, kv_len);
     bounds.max_total_kv_len += kv_len;
   }
+  for (std::size_t i = 0; i < arrangement.q_begins.size(); ++i) {
+    bounds.max_q_len =
+        std::max<std::int64_t>(bounds.max_q_len, arrangement.q_ends[i] - arrangement.q_begins[i]);
+  }
   return bounds;
 }
 
@@ -37,6 +42,16 @@ std::vector<BlockCopy> make_copies(const Problem& outline, const Arrangement& ar
     copies.push_back({.src = arrangement.place[at], .dst = arrangement.place[at + 1]});
   }
   return copies;
+}
+
+std::unique_ptr<KvCache> make_host_cache(DeviceMemory& memory, const AttentionSpec& spec,
+                                         const KvLayout& layout, std::int64_t num_blocks) {
+  auto cache = std::make_unique<KvCache>(
+      memory, spec, layout,
+      KvCache::Options{.num_layers = 1, .num_blocks = num_blocks, .on_host = true});
+  // Pages exist once they are touched.
+  std::memset(cache->layer(0).k, 0, static_cast<std::size_t>(num_blocks * layout.block_bytes));
+  return cache;
 }
 
 }  // namespace
@@ -64,18 +79,20 @@ Problem bench_outline(const BenchCase& c) {
 
 LoadedCase::LoadedCase(AttentionBackend& backend, const BenchCase& c, const Problem& outline,
                        const Arrangement& arrangement, const AttentionSpec& spec,
-                       RotatingCache& cache)
-    : backend_(backend), case_(c), spec_(spec), cache_(cache) {
-  if (c.operation == Operation::kCopy) {
+                       RotatingCache& cache, const Options& options)
+    : backend_(backend), case_(c), options_(options), spec_(spec), cache_(cache) {
+  DeviceMemory& memory = backend.memory();
+  const bool swaps = c.operation == Operation::kSwapOut || c.operation == Operation::kSwapIn;
+  if (c.operation == Operation::kCopy || swaps) {
     copies_ = make_copies(outline, arrangement);
+    if (swaps) host_cache_ = make_host_cache(memory, spec, cache.layout(), arrangement.num_blocks);
     return;
   }
-  DeviceMemory& memory = backend.memory();
   const BatchBounds bounds = bounds_of(arrangement);
   fused_append_ = backend.supports(spec).fused_append;
   const bool stores = fused_append_ || c.operation != Operation::kAttend;
-  arrays_ = std::make_unique<conformance::BatchArrays>(memory, arrangement, stores,
-                                                       bounds.max_tokens, /*on_device=*/false);
+  arrays_ = std::make_unique<conformance::BatchArrays>(
+      memory, arrangement, stores, bounds.max_tokens, options.metadata_on_device);
   const auto make = [&](DType dtype, std::int64_t heads, std::int64_t dim) {
     tensors_.emplace_back(memory, bounds.max_tokens * heads * dim * dtype_bytes(dtype));
     fill_random(memory, tensors_.back().data(), tensors_.back().size_bytes(), dtype);
@@ -101,7 +118,18 @@ LoadedCase::LoadedCase(AttentionBackend& backend, const BenchCase& c, const Prob
 }
 
 void LoadedCase::prepare() {
-  backend_.prepare(*prepared_, arrays_->view());
+  backend_.prepare(*prepared_, arrays_->view(), options_.stream);
+}
+
+void LoadedCase::rewind() noexcept {
+  cache_.rewind();
+  next_new_kv_ = 0;
+}
+
+void LoadedCase::raise_faults() {
+  if (prepared_ == nullptr) return;
+  const Status status = backend_.poll(*prepared_);
+  if (!status.ok()) throw Error(status.code, status.message);
 }
 
 NewKv LoadedCase::next_new_kv() {
@@ -112,15 +140,15 @@ NewKv LoadedCase::next_new_kv() {
 }
 
 void LoadedCase::append(const KvCacheView& cache, const NewKv& new_kv) {
-  backend_.append(*prepared_, new_kv, cache);
+  backend_.append(*prepared_, new_kv, cache, options_.stream);
 }
 
 void LoadedCase::attend(const KvCacheView& cache, const NewKv& new_kv) {
   const KvSource source = fused_append_ ? KvSource(cache, new_kv) : KvSource(cache);
-  backend_.attend(*prepared_, params_, q_, source, {.out = out_, .lse = {}});
+  backend_.attend(*prepared_, params_, q_, source, {.out = out_, .lse = {}}, options_.stream);
 }
 
-void LoadedCase::call() {
+void LoadedCase::enqueue() {
   const KvCacheView& cache = cache_.next();
   switch (case_.operation) {
     case Operation::kAttend:
@@ -129,16 +157,26 @@ void LoadedCase::call() {
     case Operation::kStep:
       prepare();
       backend_.attend(*prepared_, params_, q_, KvSource(cache, next_new_kv()),
-                      {.out = out_, .lse = {}});
+                      {.out = out_, .lse = {}}, options_.stream);
       break;
     case Operation::kAppend:
       append(cache, next_new_kv());
       break;
     case Operation::kCopy:
-      backend_.copy_blocks({&cache, 1}, {&cache, 1}, copies_);
+      backend_.copy_blocks({&cache, 1}, {&cache, 1}, copies_, options_.stream);
+      break;
+    case Operation::kSwapOut:
+      backend_.copy_blocks({&cache, 1}, host_cache_->layers(), copies_, options_.stream);
+      break;
+    case Operation::kSwapIn:
+      backend_.copy_blocks(host_cache_->layers(), {&cache, 1}, copies_, options_.stream);
       break;
   }
-  backend_.memory().synchronize(Stream{});
+}
+
+void LoadedCase::call() {
+  enqueue();
+  backend_.memory().synchronize(options_.stream);
 }
 
 bool LoadedCase::output_is_finite() const {

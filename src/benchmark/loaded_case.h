@@ -22,15 +22,26 @@ conformance::Problem bench_outline(const BenchCase& c);
 
 class LoadedCase {
  public:
+  struct Options {
+    Stream stream;                    // of all calls
+    bool metadata_on_device = false;  // so that prepare can be recorded
+  };
+
   // All must outlive it. `spec` has the layout of the cache.
   LoadedCase(AttentionBackend& backend, const BenchCase& c, const conformance::Problem& outline,
              const conformance::Arrangement& arrangement, const AttentionSpec& spec,
-             RotatingCache& cache);
+             RotatingCache& cache, const Options& options);
 
-  // One operation on the next layer; returns when it is done. Throws what the backend throws.
+  // One operation on the next layer. Throws what the backend throws.
+  void enqueue();
+  // The same; returns when it is done.
   void call();
   // The part of a step that all layers share: validates and plans. Not for copies.
   void prepare();
+  // The next operation is on the first layer.
+  void rewind() noexcept;
+  // Throws what a device found wrong with the batch by now.
+  void raise_faults();
 
   // What make_prepared and the first prepare took: models and primitives are made there.
   double first_prepare_seconds() const noexcept { return first_prepare_seconds_; }
@@ -45,6 +56,7 @@ class LoadedCase {
 
   AttentionBackend& backend_;
   const BenchCase& case_;
+  Options options_;
   AttentionSpec spec_;
   RotatingCache& cache_;
   AttentionParams params_;
@@ -59,6 +71,7 @@ class LoadedCase {
   std::unique_ptr<PreparedBatch> prepared_;
   double first_prepare_seconds_ = 0;
   std::vector<BlockCopy> copies_;
+  std::unique_ptr<KvCache> host_cache_;  // the other end of a swap
 };
 
 }  // namespace quire::benchmark

@@ -96,21 +96,25 @@ std::string header(const Report& report) {
 
 std::string ceiling_table(const Report& report) {
   std::string text = "<h2>Ceilings of this run</h2>\n<table>\n";
-  const auto add = [&](int threads, const std::string& name, double rate, const char* unit) {
-    text += fmt::format(
-        "<tr><td class=\"n\">{} threads</td><td>{}</td><td class=\"n\">{:.1f} {}"
-        "</td></tr>\n",
-        threads, escape_html(name), rate / kGiga, unit);
-  };
   for (const CeilingValues& values : report.ceilings) {
-    add(values.threads, "read, in order", values.read_bytes_per_second, "GB/s");
+    const auto add = [&](const std::string& name, double rate, const char* unit) {
+      text +=
+          fmt::format("<tr><td class=\"n\">{}</td><td>{}</td><td class=\"n\">{:.1f} {}</td></tr>\n",
+                      escape_html(values.place()), escape_html(name), rate / kGiga, unit);
+    };
+    add("read, in order", values.read_bytes_per_second, "GB/s");
     for (const auto& [size, rate] : values.piece_read_bytes_per_second) {
-      add(values.threads, fmt::format("read, shuffled pieces of {} bytes", size), rate, "GB/s");
+      add(fmt::format("read, shuffled pieces of {} bytes", size), rate, "GB/s");
     }
-    add(values.threads, "memcpy", values.copy_bytes_per_second, "GB/s");
-    for (const auto& [name, rate] : values.flops_per_second) {
-      add(values.threads, name, rate, "GFLOP/s");
+    for (const auto& [size, rate] : values.cached_read_bytes_per_second) {
+      add(fmt::format("read, {} bytes again and again", size), rate, "GB/s");
     }
+    add("memcpy", values.copy_bytes_per_second, "GB/s");
+    if (!values.device.empty()) {
+      add("to the host", values.to_host_bytes_per_second, "GB/s");
+      add("to the device", values.to_device_bytes_per_second, "GB/s");
+    }
+    for (const auto& [name, rate] : values.flops_per_second) add(name, rate, "GFLOP/s");
   }
   return text + "</table>\n";
 }
@@ -125,7 +129,7 @@ std::string plots(const Report& report, const std::vector<std::string>& candidat
       if (is_point) points.push_back(&result);
     }
     if (points.empty()) continue;
-    text += fmt::format("<h2>Roofline, {} threads</h2>\n", values.threads);
+    text += fmt::format("<h2>Roofline, {}</h2>\n", escape_html(values.place()));
     text += roofline_svg(values, points, candidates);
   }
   if (text.empty()) return text;
@@ -137,26 +141,28 @@ std::string plots(const Report& report, const std::vector<std::string>& candidat
   return text + "</div>\n";
 }
 
-std::string ceiling_text(const std::string& ceiling) {
-  if (ceiling == "read" || ceiling == "memcpy") return ceiling;
+std::string ceiling_text(const Result& result) {
+  const std::string& ceiling = result.ceiling;
   if (ceiling.starts_with("read ")) return fmt::format("reads of {} B", ceiling.substr(5));
-  return ceiling + " peak";
+  return result.is_bound_by_bytes() ? ceiling : ceiling + " peak";
 }
 
 std::string bar(const Result& result, const std::vector<std::string>& candidates) {
-  const std::string name = fmt::format("{}, {} thr", result.candidate(), result.threads);
+  const std::string name = result.threads > 0
+                               ? fmt::format("{}, {} thr", result.candidate(), result.threads)
+                               : result.candidate();
   if (!result.measured()) {
     return fmt::format("<div class=\"note\">{}: not run: {}</div>\n", escape_html(name),
                        escape_html(result.reason));
   }
   const double share = 100 * result.share_of_ceiling;
-  const bool by_bytes = result.ceiling.starts_with("read") || result.ceiling == "memcpy";
+  const bool by_bytes = result.is_bound_by_bytes();
   return fmt::format(
       "<div class=\"bar\"><span>{}</span><div class=\"track\"><div class=\"fill c{}\" "
       "style=\"width:{:.1f}%\"></div></div><span class=\"share\">{:.1f} %</span>"
       "<span class=\"rate\">of {}; {}, {:.1f} {}</span></div>\n",
       escape_html(name), colour_of(candidates, result), std::min(share, 100.0), share,
-      escape_html(ceiling_text(result.ceiling)), time_text(result.seconds),
+      escape_html(ceiling_text(result)), time_text(result.typical_seconds()),
       (by_bytes ? result.bytes_per_second : result.flops_per_second) / kGiga,
       by_bytes ? "GB/s" : "GFLOP/s");
 }
@@ -164,7 +170,8 @@ std::string bar(const Result& result, const std::vector<std::string>& candidates
 std::string bars(const Report& report, const std::vector<std::string>& candidates) {
   std::string text =
       "<h2>Share of the ceiling</h2>\n<p>Median over the rounds of the time that the ceiling "
-      "allows over the time taken, both of one round. Times are the best of all rounds.</p>\n";
+      "allows over the time taken, both of one round. Times are the best of all rounds, those of "
+      "devices the median.</p>\n";
   for (std::size_t i = 0; i < report.results.size(); ++i) {
     const Result& result = report.results[i];
     const bool begins = i == 0 || report.results[i - 1].name != result.name;

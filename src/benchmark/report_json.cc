@@ -32,14 +32,31 @@ Json ceiling_json(const CeilingValues& values) {
   for (const auto& [size, rate] : values.piece_read_bytes_per_second) {
     pieces[std::to_string(size)] = rate;
   }
-  return {{"threads", values.threads},
+  Json cached = Json::object();
+  for (const auto& [size, rate] : values.cached_read_bytes_per_second) {
+    cached[std::to_string(size)] = rate;
+  }
+  return {{"device", values.device},
+          {"threads", values.threads},
           {"read_bytes_per_second", values.read_bytes_per_second},
           {"copy_bytes_per_second", values.copy_bytes_per_second},
           {"flops_per_second", flops},
-          {"piece_read_bytes_per_second", pieces}};
+          {"piece_read_bytes_per_second", pieces},
+          {"to_host_bytes_per_second", values.to_host_bytes_per_second},
+          {"to_device_bytes_per_second", values.to_device_bytes_per_second},
+          {"cached_read_bytes_per_second", cached}};
 }
 
-// The ceilings on most threads, and under "by_threads" all of them.
+Json device_json(const DeviceFacts& facts) {
+  return {{"name", facts.name},
+          {"architecture", facts.architecture},
+          {"version", facts.version},
+          {"num_processors", facts.num_processors},
+          {"cache_bytes", facts.cache_bytes},
+          {"memory_bytes", facts.memory_bytes}};
+}
+
+// The ceilings of the first device, or on most threads, and under "by_threads" all of them.
 Json ceilings_json(const std::vector<CeilingValues>& ceilings) {
   Json document = ceilings.empty() ? ceiling_json({}) : ceiling_json(ceilings.front());
   document["by_threads"] = Json::array();
@@ -56,6 +73,7 @@ Json result_json(const Result& result) {
                    {"threads", result.threads},
                    {"block_size", result.block_size},
                    {"kv_dtype", result.kv_dtype},
+                   {"timing", result.timing},
                    {"seconds", result.seconds},
                    {"setup_seconds", result.setup_seconds},
                    {"first_seconds", result.first_seconds},
@@ -66,6 +84,9 @@ Json result_json(const Result& result) {
                    {"layout", result.layout},
                    {"hot", result.hot},
                    {"median_seconds", result.median_seconds},
+                   {"layer_seconds", result.layer_seconds},
+                   {"layers_per_plan", result.layers_per_plan},
+                   {"host_seconds", result.host_seconds},
                    {"rounds", result.rounds},
                    {"spread", result.spread},
                    {"bytes", result.bytes},
@@ -94,7 +115,10 @@ void read_key(const Json& object, const char* key, T& value) {
 Json to_json(const Report& report) {
   Json results = Json::array();
   for (const Result& result : report.results) results.push_back(result_json(result));
+  Json devices = Json::array();
+  for (const DeviceFacts& facts : report.devices) devices.push_back(device_json(facts));
   return {{"machine", machine_json(report.machine)},
+          {"devices", devices},
           {"ceilings", ceilings_json(report.ceilings)},
           {"results", results},
           {"notes", report.notes}};

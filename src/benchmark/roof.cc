@@ -68,6 +68,8 @@ Work work_of(const BenchCase& c, const Problem& outline) {
       break;
     }
     case Operation::kCopy:
+    case Operation::kSwapOut:
+    case Operation::kSwapIn:
       work.bytes = num_copies(outline) * spec.kv.block_size * stored_token_bytes(spec);
       work.moved_bytes = 2 * work.bytes;
       break;

@@ -51,9 +51,9 @@ class Plot {
   }
 
   std::string svg(const std::vector<std::string>& candidates) {
-    text_ = fmt::format(
-        "<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"Roofline plot, {} threads\">\n",
-        kWidth, kHeight, ceilings_.threads);
+    text_ =
+        fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"Roofline plot, {}\">\n",
+                    kWidth, kHeight, escape_html(ceilings_.place()));
     draw_grid();
     draw_roofs();
     draw_points(candidates);

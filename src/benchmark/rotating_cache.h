@@ -58,6 +58,8 @@ class RotatingCache {
   // Whether a case of this backend, with this layout, may use it.
   bool serves(AttentionBackend& backend, const KvLayout& layout) const noexcept;
   const KvCacheView& next() noexcept;
+  void rewind() noexcept { next_ = 0; }
+  const KvLayout& layout() const noexcept { return layout_; }
   int num_layers() const noexcept { return static_cast<int>(layers_.size()); }
 
  private:

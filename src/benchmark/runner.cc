@@ -2,58 +2,39 @@
 #include "benchmark/runner.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <memory>
 
 #include "base/check.h"
-#include "benchmark/ceilings.h"
+#include "benchmark/device_instrument.h"
+#include "benchmark/host_instrument.h"
 #include "benchmark/loaded_case.h"
-#include "benchmark/roof.h"
 #include "benchmark/statistics.h"
 
 namespace quire::benchmark {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using conformance::CacheStyle;
 
 // Of the memory that is free, what caches may take.
 constexpr double kMemoryShare = 0.6;
 // Of the CPUs, beyond which others disturb a run.
 constexpr double kBusyShare = 0.3;
-
-template <class F>
-double seconds_of(F&& f) {
-  const Clock::time_point start = Clock::now();
-  f();
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-// What all candidates of a case share.
-struct SharedCase {
-  const BenchCase* description = nullptr;
-  conformance::Problem outline;
-  conformance::Arrangement arrangement;
-  Work work;
-  std::vector<std::unique_ptr<RotatingCache>> caches;  // one for each layout
-  std::string notes;
-};
+// Samples that even a slow candidate gives.
+constexpr std::size_t kFewestSamples = 3;
 
 // A case on a candidate.
 struct Entry {
   SharedCase* shared = nullptr;
   const Candidate* candidate = nullptr;
-  Ceilings* ceilings = nullptr;
-  std::unique_ptr<LoadedCase> loaded;
-  Bound bound = Bound::kRead;
-  PeakKind peak = PeakKind::kPortable;
-  std::int64_t piece_bytes = 0;
-  Rates rates;  // as they were before the rounds
-  std::int64_t calls_per_sample = 1;
+  Instrument* instrument = nullptr;
+  AttentionSpec spec;  // with the layout of the cache
+  std::unique_ptr<Measurement> measurement;
   std::vector<double> seconds;       // [rounds]
   std::vector<double> roof_seconds;  // [rounds]
+  double spent_seconds = 0;          // in samples
   Result result;
 };
 
@@ -68,20 +49,29 @@ std::string joined(const std::vector<std::string>& parts) {
   return text;
 }
 
+// Over the rounds that both took part in.
+double ratio_of_times(const Entry& entry, const Entry& other) {
+  const std::size_t count = std::min(entry.seconds.size(), other.seconds.size());
+  const std::vector<double> mine(entry.seconds.begin(),
+                                 entry.seconds.begin() + static_cast<std::ptrdiff_t>(count));
+  const std::vector<double> theirs(other.seconds.begin(),
+                                   other.seconds.begin() + static_cast<std::ptrdiff_t>(count));
+  return median_ratio(mine, theirs);
+}
+
 class Runner {
  public:
   Runner(const std::vector<BenchCase>& cases, const std::vector<Candidate>& candidates,
          const RunOptions& options)
       : cases_(cases), candidates_(candidates), options_(options) {
     report_.machine = detect_machine();
-    peaks_ = available_peaks(report_.machine.cpu);
     const Machine& machine = report_.machine;
     if (machine.load_average > kBusyShare * machine.cpu.num_cpus) {
       report_.notes.push_back(concat("the machine was busy: load ",
                                      std::round(machine.load_average), " on ", machine.cpu.num_cpus,
                                      " CPUs before the run; trust ratios at most"));
     }
-    make_ceilings();
+    make_instruments();
   }
 
   Report run() {
@@ -108,31 +98,34 @@ class Runner {
     return c.baseline.empty() ? c.c.name : c.baseline;
   }
 
-  std::int64_t wanted_bytes() const {
-    return options_.cache_multiple * report_.machine.last_level_cache_bytes;
+  // What computes on a device but keeps its memory on the host is held to the device's limits.
+  static bool is_beside(const Candidate& candidate, const Candidate& owner) {
+    return candidate.meter == nullptr &&
+           candidate.isa == device_kind_name(owner.instance->info().device.kind);
   }
 
-  void make_ceilings() {
-    std::int64_t bytes = std::max(wanted_bytes(), options_.probe_bytes);
-    const auto limit =
-        static_cast<std::int64_t>(kMemoryShare / 2 * static_cast<double>(available_memory_bytes()));
-    if (bytes > limit) {
-      report_.notes.push_back(concat("memory is short: the probes read ", limit >> 20,
-                                     " MiB in turn, not ", bytes >> 20));
-      bytes = std::max<std::int64_t>(limit, 16 << 20);
+  void make_instruments() {
+    for (const Candidate& owner : candidates_) {
+      if (owner.meter == nullptr) continue;
+      report_.devices.push_back(owner.meter->facts());
+      device_instruments_.push_back(make_device_instrument(owner, options_));
+      for (const Candidate& candidate : candidates_) {
+        if (&candidate == &owner || is_beside(candidate, owner)) {
+          instruments_.emplace(&candidate, device_instruments_.back().get());
+        }
+      }
     }
-    constexpr std::int64_t kHugePage = 2 << 20;
-    buffer_ = std::make_unique<ProbeBuffer>((bytes + kHugePage - 1) / kHugePage * kHugePage);
     for (const Candidate& candidate : candidates_) {
-      auto& ceilings = ceilings_[candidate.num_threads];
-      if (ceilings != nullptr) continue;
-      ceilings =
-          std::make_unique<Ceilings>(*buffer_, peaks_,
-                                     Ceilings::Options{.num_threads = candidate.num_threads,
-                                                       .run_bytes = options_.probe_bytes,
-                                                       .peak_seconds = options_.probe_seconds});
-      static_cast<void>(ceilings->typical_read());
-      for (const PeakKind kind : peaks_) static_cast<void>(ceilings->typical_peak(kind));
+      if (instruments_.contains(&candidate)) continue;
+      if (buffer_ == nullptr) {
+        buffer_ = make_probe_buffer(report_.machine, options_, report_.notes);
+      }
+      auto& instrument = host_instruments_[candidate.num_threads];
+      if (instrument == nullptr) {
+        instrument =
+            make_host_instrument(report_.machine, *buffer_, candidate.num_threads, options_);
+      }
+      instruments_.emplace(&candidate, instrument.get());
     }
   }
 
@@ -154,7 +147,7 @@ class Runner {
     for (int round = 0; round < options_.num_rounds; ++round) {
       for (std::size_t i = 0; i < running.size(); ++i) {
         // Another one begins every round, so that none profits from its neighbour for ever.
-        sample(*running[(i + static_cast<std::size_t>(round)) % running.size()]);
+        take_sample(*running[(i + static_cast<std::size_t>(round)) % running.size()]);
       }
     }
     for (const auto& entry : entries) {
@@ -177,20 +170,24 @@ class Runner {
   }
 
   // The rotating cache for a layout, made if there is none; null, with a reason, if it cannot be.
-  RotatingCache* cache_for(SharedCase& shared, AttentionBackend& backend, const AttentionSpec& spec,
-                           const KvLayout& layout, std::size_t num_cases) {
+  static RotatingCache* cache_for(const Entry& entry, const KvLayout& layout,
+                                  std::size_t num_cases) {
+    SharedCase& shared = *entry.shared;
+    AttentionBackend& backend = *entry.candidate->instance;
     for (const auto& cache : shared.caches) {
       if (cache->serves(backend, layout)) return cache.get();
     }
     const BenchCase& c = *shared.description;
     RotatingCache::Options options{.style = c.c.cache, .num_blocks = shared.arrangement.num_blocks};
-    const std::int64_t layer_bytes = RotatingCache::layer_bytes(spec, layout, options);
+    const std::int64_t layer_bytes = RotatingCache::layer_bytes(entry.spec, layout, options);
     // New K and V of an append are as many as what is stored, and rotate with it.
     const std::int64_t call_bytes = std::max<std::int64_t>(1, shared.work.unique_bytes);
     const std::int64_t source_bytes = c.operation == Operation::kAppend ? shared.work.bytes : 0;
+    const std::int64_t cold_bytes = entry.instrument->cold_bytes();
     const std::int64_t wanted =
-        c.hot ? 1 : std::max<std::int64_t>(2, (wanted_bytes() + call_bytes - 1) / call_bytes);
-    const double free = kMemoryShare * static_cast<double>(available_memory_bytes()) /
+        c.hot ? 1 : std::max<std::int64_t>(2, (cold_bytes + call_bytes - 1) / call_bytes);
+    const double free = kMemoryShare *
+                        static_cast<double>(entry.instrument->free_bytes(*entry.candidate)) /
                         static_cast<double>(num_cases);
     const auto possible =
         static_cast<std::int64_t>(free / static_cast<double>(layer_bytes + source_bytes));
@@ -200,7 +197,7 @@ class Runner {
       shared.notes = concat("memory is short: rotates over ", possible * call_bytes >> 20,
                             " MiB, not ", wanted * call_bytes >> 20);
     }
-    shared.caches.push_back(std::make_unique<RotatingCache>(backend, spec, layout, options));
+    shared.caches.push_back(std::make_unique<RotatingCache>(backend, entry.spec, layout, options));
     return shared.caches.back().get();
   }
 
@@ -210,7 +207,7 @@ class Runner {
     const BenchCase& c = *shared.description;
     entry->shared = &shared;
     entry->candidate = &candidate;
-    entry->ceilings = ceilings_.at(candidate.num_threads).get();
+    entry->instrument = instruments_.at(&candidate);
     Result& result = entry->result;
     result.suite = c.suite;
     result.name = c.c.name;
@@ -226,7 +223,7 @@ class Runner {
       prepare_entry(*entry, num_cases);
     } catch (const Error& error) {
       result.reason = concat(error_code_name(error.code()), ": ", error.what());
-      entry->loaded.reset();
+      entry->measurement.reset();
     }
     return entry;
   }
@@ -240,9 +237,9 @@ class Runner {
     KvLayout layout;  // some are read from a compiled model
     const double layout_seconds =
         seconds_of([&] { layout = layout_for(backend, shared.outline.spec, c.c.cache); });
-    AttentionSpec spec = shared.outline.spec;
-    spec.kv.layout = layout.id;
-    const Support support = backend.supports(spec);
+    entry.spec = shared.outline.spec;
+    entry.spec.kv.layout = layout.id;
+    const Support support = backend.supports(entry.spec);
     if (!support.ok()) {
       result.reason = joined(support.reasons);
       return;
@@ -251,97 +248,35 @@ class Runner {
       result.reason = "stores K and V only inside attend";
       return;
     }
-    RotatingCache* cache = cache_for(shared, backend, spec, layout, num_cases);
+    RotatingCache* cache = cache_for(entry, layout, num_cases);
     if (cache == nullptr) {
       result.reason = "not enough memory for one layer";
       return;
     }
-    entry.loaded =
-        std::make_unique<LoadedCase>(backend, c, shared.outline, shared.arrangement, spec, *cache);
-    // The first call touches pages and wakes threads; only a short one is worth a second.
-    constexpr double kLongSeconds = 0.1;
-    double call_seconds = seconds_of([&] { entry.loaded->call(); });
-    result.first_seconds = layout_seconds + entry.loaded->first_prepare_seconds() + call_seconds;
-    if (call_seconds < kLongSeconds) call_seconds = seconds_of([&] { entry.loaded->call(); });
-    if (c.operation != Operation::kAppend && !entry.loaded->output_is_finite()) {
-      result.reason = "the output is not finite";
-      return;
-    }
-    const double calls = std::ceil(options_.min_sample_seconds / std::max(call_seconds, 1e-9));
-    entry.calls_per_sample = std::clamp<std::int64_t>(static_cast<std::int64_t>(calls), 1, 1000);
-    if (c.operation == Operation::kAttend || c.operation == Operation::kStep) {
-      std::vector<double> setups;
-      for (int i = 0; i < 5; ++i) setups.push_back(seconds_of([&] { entry.loaded->prepare(); }));
-      result.setup_seconds = median(setups);
-    }
-    choose_ceiling(entry);
+    entry.measurement = entry.instrument->load(
+        {.shared = shared, .candidate = *entry.candidate, .spec = entry.spec, .cache = *cache},
+        result);
+    result.first_seconds += layout_seconds;
   }
 
-  // Which ceiling bounds the entry: the probe of its rounds.
-  void choose_ceiling(Entry& entry) {
-    const BenchCase& c = *entry.shared->description;
-    Ceilings& ceilings = *entry.ceilings;
-    if (c.c.cache == CacheStyle::kSeparate) entry.piece_bytes = piece_bytes(c.c.spec);
-    if (entry.shared->work.moved_bytes > 0) {
-      entry.rates.copy = ceilings.typical_copy();
-    } else {
-      entry.rates.read = ceilings.typical_read(entry.piece_bytes);
+  static void take_sample(Entry& entry) {
+    const bool is_slow = entry.spent_seconds > entry.instrument->patience_seconds();
+    if (entry.measurement == nullptr || (is_slow && entry.seconds.size() >= kFewestSamples)) return;
+    try {
+      entry.spent_seconds += seconds_of([&] {
+        const Sample sample = entry.measurement->sample();
+        entry.seconds.push_back(sample.seconds);
+        entry.roof_seconds.push_back(sample.roof_seconds);
+      });
+    } catch (const Error& error) {
+      entry.result.reason = concat(error_code_name(error.code()), ": ", error.what());
+      entry.measurement.reset();
     }
-    for (const PeakKind kind :
-         peaks_of_level(entry.candidate->isa, c.c.spec.q_dtype, ceilings.peaks())) {
-      const double rate = ceilings.typical_peak(kind);
-      if (rate <= entry.rates.peak) continue;
-      entry.rates.peak = rate;
-      entry.peak = kind;
-    }
-    entry.bound = roof_of(entry.shared->work, entry.rates, c.hot).bound;
-    entry.result.ceiling = entry.bound == Bound::kCopy   ? "memcpy"
-                           : entry.bound == Bound::kPeak ? peak_name(entry.peak)
-                           : entry.piece_bytes > 0       ? concat("read ", entry.piece_bytes)
-                                                         : "read";
-  }
-
-  // One run of the probe that bounds the entry.
-  static double probe(Entry& entry) {
-    switch (entry.bound) {
-      case Bound::kRead:
-        return entry.ceilings->read(entry.piece_bytes);
-      case Bound::kPeak:
-        return entry.ceilings->peak(entry.peak);
-      case Bound::kCopy:
-        break;
-    }
-    return entry.ceilings->copy();
-  }
-
-  static double roof_seconds(const Entry& entry, double rate) {
-    Rates rates = entry.rates;
-    double& bound = entry.bound == Bound::kRead   ? rates.read
-                    : entry.bound == Bound::kPeak ? rates.peak
-                                                  : rates.copy;
-    bound = rate;
-    return roof_of(entry.shared->work, rates, entry.shared->description->hot).seconds;
-  }
-
-  // The probe, the candidate, the probe. Memory has slow phases that both feel: its ceiling is the
-  // mean of the two. Registers have none, only moments in which somebody else had the core.
-  static void sample(Entry& entry) {
-    const double before = roof_seconds(entry, probe(entry));
-    // The probe's threads are still about to sleep and the candidate's asleep: nothing beside a
-    // long call, much beside a short one.
-    if (entry.calls_per_sample > 1) entry.loaded->call();
-    const double seconds = seconds_of([&] {
-      for (std::int64_t i = 0; i < entry.calls_per_sample; ++i) entry.loaded->call();
-    });
-    const double after = roof_seconds(entry, probe(entry));
-    entry.seconds.push_back(seconds / static_cast<double>(entry.calls_per_sample));
-    entry.roof_seconds.push_back(entry.bound == Bound::kPeak ? std::min(before, after)
-                                                             : (before + after) / 2);
   }
 
   static void finish(Entry& entry, const std::vector<std::unique_ptr<Entry>>& entries) {
     Result& result = entry.result;
-    result.notes = entry.shared->notes;
+    if (result.notes.empty()) result.notes = entry.shared->notes;
     if (!result.measured() || entry.seconds.empty()) return;
     const Work& work = entry.shared->work;
     result.rounds = static_cast<int>(entry.seconds.size());
@@ -349,8 +284,9 @@ class Runner {
     result.median_seconds = median(entry.seconds);
     result.bytes = static_cast<double>(work.bytes);
     result.flops = static_cast<double>(work.flops);
-    result.bytes_per_second = result.bytes / result.seconds;
-    result.flops_per_second = result.flops / result.seconds;
+    result.bytes_per_second = result.bytes / result.typical_seconds();
+    result.flops_per_second = result.flops / result.typical_seconds();
+    entry.measurement->finish(result);
     result.share_of_ceiling = median_ratio(entry.roof_seconds, entry.seconds);
     std::vector<double> shares;
     for (std::size_t i = 0; i < entry.seconds.size(); ++i) {
@@ -362,10 +298,10 @@ class Runner {
       if (other->seconds.empty()) continue;
       if (other->shared == entry.shared && !is_first_found) {
         is_first_found = true;
-        result.ratio_to_first = median_ratio(entry.seconds, other->seconds);
+        result.ratio_to_first = ratio_of_times(entry, *other);
       }
       if (other->candidate == entry.candidate && other->result.name == result.baseline) {
-        result.ratio_to_baseline = median_ratio(entry.seconds, other->seconds);
+        result.ratio_to_baseline = ratio_of_times(entry, *other);
       }
     }
   }
@@ -382,30 +318,23 @@ class Runner {
   }
 
   void add_ceilings() {
-    for (const auto& [num_threads, entry] : ceilings_) {
-      Ceilings& ceilings = *entry;
-      CeilingValues values;
-      values.threads = num_threads;
-      values.read_bytes_per_second = ceilings.typical_read();
-      values.copy_bytes_per_second = ceilings.typical_copy();
-      for (const PeakKind kind : peaks_) {
-        values.flops_per_second.emplace_back(peak_name(kind), ceilings.typical_peak(kind));
-      }
-      for (const std::int64_t size : ceilings.piece_sizes()) {
-        values.piece_read_bytes_per_second.emplace_back(size, ceilings.typical_read(size));
-      }
-      report_.ceilings.push_back(values);
+    for (const auto& instrument : device_instruments_) {
+      report_.ceilings.push_back(instrument->ceilings());
     }
-    std::reverse(report_.ceilings.begin(), report_.ceilings.end());
+    for (const auto& [num_threads, instrument] : host_instruments_) {
+      report_.ceilings.push_back(instrument->ceilings());
+    }
   }
 
   const std::vector<BenchCase>& cases_;
   const std::vector<Candidate>& candidates_;
   const RunOptions& options_;
   Report report_;
-  std::vector<PeakKind> peaks_;
   std::unique_ptr<ProbeBuffer> buffer_;
-  std::map<int, std::unique_ptr<Ceilings>> ceilings_;  // by number of threads
+  // By number of threads, most first.
+  std::map<int, std::unique_ptr<Instrument>, std::greater<>> host_instruments_;
+  std::vector<std::unique_ptr<Instrument>> device_instruments_;
+  std::map<const Candidate*, Instrument*> instruments_;
   std::int64_t num_done_ = 0;
 };
 

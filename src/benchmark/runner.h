@@ -2,8 +2,9 @@
 // Measures cases on candidates.
 //
 // A round runs every candidate once (short calls: several times) and, right before and after each,
-// the probe of the ceiling that bounds it, on as many threads. Machines have slow phases of
-// seconds; a ratio of neighbours does not see them. A case and its baseline share their rounds.
+// the probe of the ceiling that bounds it, on as many threads or on the same device. Machines have
+// slow phases of seconds; a ratio of neighbours does not see them. A case and its baseline share
+// their rounds.
 //
 // Not thread-safe; nothing else should run on the machine.
 #pragma once

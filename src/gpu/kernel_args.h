@@ -166,6 +166,19 @@ struct CheckArgs {
   std::uint64_t* host_fault = nullptr;
 };
 
+// Of the probes. `sink` is written only by numbers that cannot be: it keeps the work alive.
+struct StreamBytesArgs {
+  const void* from = nullptr;  // [size_bytes], a multiple of 16
+  void* to = nullptr;          // the same, or null: only read
+  std::int64_t size_bytes = 0;
+  std::int32_t num_passes = 1;
+  std::uint32_t* sink = nullptr;
+};
+struct MultiplyRateArgs {
+  std::int32_t num_steps = 0;
+  float* sink = nullptr;
+};
+
 static_assert(std::is_trivially_copyable_v<PlanArgs> && std::is_trivially_copyable_v<AttendArgs>);
 static_assert(std::is_trivially_copyable_v<AppendArgs> && std::is_trivially_copyable_v<CopyArgs>);
 static_assert(std::is_trivially_copyable_v<MergeArgs> && std::is_trivially_copyable_v<CheckArgs>);

@@ -162,4 +162,10 @@ std::unique_ptr<AttentionBackend> make_plugin(std::string_view name,
   return load.entry->make(options);
 }
 
+std::unique_ptr<DeviceMeter> make_plugin_meter(std::string_view name) {
+  const PluginLoad load = load_plugin(name);
+  if (load.entry == nullptr || load.entry->make_meter == nullptr) return nullptr;
+  return load.entry->make_meter();
+}
+
 }  // namespace quire

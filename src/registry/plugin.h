@@ -26,6 +26,7 @@
 
 #include "quire/registry.h"
 #include "quire/version.h"
+#include "registry/device_meter.h"
 
 namespace quire {
 
@@ -38,6 +39,8 @@ struct PluginEntry {
   Availability (*probe)() = nullptr;
   std::vector<std::string> (*isa_levels)() = nullptr;
   std::unique_ptr<AttentionBackend> (*make)(const BackendOptions& options) = nullptr;
+  // Null where the backend computes on the host.
+  std::unique_ptr<DeviceMeter> (*make_meter)() = nullptr;
 };
 
 inline constexpr const char* kPluginSymbol = "quire_plugin";
@@ -76,13 +79,15 @@ inline std::string plugin_abi() {
 }
 
 inline PluginEntry plugin_entry(Availability (*probe)(), std::vector<std::string> (*isa_levels)(),
-                                std::unique_ptr<AttentionBackend> (*make)(const BackendOptions&)) {
+                                std::unique_ptr<AttentionBackend> (*make)(const BackendOptions&),
+                                std::unique_ptr<DeviceMeter> (*make_meter)() = nullptr) {
   static const std::string kAbi = plugin_abi();
   return {.size_bytes = sizeof(PluginEntry),
           .abi = kAbi.c_str(),
           .probe = probe,
           .isa_levels = isa_levels,
-          .make = make};
+          .make = make,
+          .make_meter = make_meter};
 }
 
 // Where plug-ins are looked for, first to last: the folders of QUIRE_PLUGIN_PATH (separated by
@@ -103,6 +108,8 @@ PluginLoad load_plugin(std::string_view name);
 Availability probe_plugin(std::string_view name);
 std::vector<std::string> plugin_isa_levels(std::string_view name);
 std::unique_ptr<AttentionBackend> make_plugin(std::string_view name, const BackendOptions& options);
+// Null where the plug-in has none, or is absent.
+std::unique_ptr<DeviceMeter> make_plugin_meter(std::string_view name);
 
 // A name as a template argument: rows have plain functions.
 template <std::size_t kSize>

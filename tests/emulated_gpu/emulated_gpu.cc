@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "emulated_gpu/emulated_gpu.h"
 
+#include <chrono>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "base/check.h"
 #include "emulated_gpu/emulated_kernels.h"
@@ -73,6 +76,16 @@ class EmulatedMemory final : public DeviceMemory {
   std::map<void*, Buffer> buffers_;
 };
 
+// What a device records once is done again here: calls are over when they return.
+class EmulatedRecording final : public DeviceRecording {
+ public:
+  explicit EmulatedRecording(std::function<void()> enqueue) : enqueue_(std::move(enqueue)) {}
+  void replay(Stream) override { enqueue_(); }
+
+ private:
+  std::function<void()> enqueue_;
+};
+
 class EmulatedRuntime final : public gpu::GpuRuntime {
  public:
   explicit EmulatedRuntime(const EmulatedGpuOptions& options) : options_(options) {}
@@ -91,12 +104,35 @@ class EmulatedRuntime final : public gpu::GpuRuntime {
   }
   bool is_reachable(const void* data) override { return memory_.owns(data); }
   bool is_capturing(Stream) override { return false; }
+  // Nothing is ever under way; a fence with a time holds that of its last record.
   void* create_fence() override { return nullptr; }
-  void destroy_fence(void*) noexcept override {}
-  void record_fence(void*, Stream) override {}
+  void destroy_fence(void* fence) noexcept override { delete static_cast<Time*>(fence); }
+  void record_fence(void* fence, Stream) override {
+    if (fence != nullptr) *static_cast<Time*>(fence) = std::chrono::steady_clock::now();
+  }
   void wait_fence(void*) override {}
+  void* create_timed_fence() override { return new Time(); }
+  double seconds_between(void* first, void* last) override {
+    const auto seconds = *static_cast<Time*>(last) - *static_cast<Time*>(first);
+    return std::chrono::duration<double>(seconds).count();
+  }
+  std::unique_ptr<DeviceRecording> record(std::function<void()> enqueue, Stream) override {
+    return std::make_unique<EmulatedRecording>(std::move(enqueue));
+  }
+  DeviceFacts facts() const override {
+    return {.name = "emulated GPU",
+            .architecture = architecture(),
+            .version = version(),
+            .num_processors = options_.num_processors,
+            .cache_bytes = 4096,
+            .memory_bytes = kMemoryBytes};
+  }
+  std::int64_t free_memory_bytes() override { return kMemoryBytes; }
 
  private:
+  using Time = std::chrono::steady_clock::time_point;
+  static constexpr std::int64_t kMemoryBytes = std::int64_t{1} << 30;
+
   EmulatedGpuOptions options_;
   EmulatedMemory memory_;
 };
@@ -106,6 +142,11 @@ class EmulatedRuntime final : public gpu::GpuRuntime {
 std::unique_ptr<AttentionBackend> make_emulated_gpu(const EmulatedGpuOptions& options) {
   return gpu::make_gpu_backend(std::make_unique<EmulatedRuntime>(options),
                                {.name = "emulated_gpu", .check_blocks = options.check_blocks});
+}
+
+std::unique_ptr<DeviceMeter> make_emulated_meter(const EmulatedGpuOptions& options) {
+  return gpu::make_gpu_meter(std::make_unique<EmulatedRuntime>(options),
+                             {.memory_bytes = 80 * 1024, .link_bytes = 4096, .multiply_steps = 2});
 }
 
 }  // namespace quire::testing

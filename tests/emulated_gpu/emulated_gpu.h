@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "backends/gpu/gpu_backend.h"
+#include "backends/gpu/gpu_meter.h"
 #include "quire/backend.h"
 
 namespace quire::testing {
@@ -19,5 +20,7 @@ struct EmulatedGpuOptions {
 };
 
 std::unique_ptr<AttentionBackend> make_emulated_gpu(const EmulatedGpuOptions& options = {});
+// Its probes run over memory of their own, a little of it.
+std::unique_ptr<DeviceMeter> make_emulated_meter(const EmulatedGpuOptions& options = {});
 
 }  // namespace quire::testing

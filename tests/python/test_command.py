@@ -106,6 +106,7 @@ def test_check_takes_backends_levels_and_filters():
         (["bench", "--filter", "nothing/*"], {}, "no case of suite decode matches 'nothing/*'"),
         (["bench", "--backend", "abacus"], {}, "no backend is named 'abacus'"),
         (["bench", "--isa", "abacus"], {}, "no backend has a level named 'abacus'"),
+        (["bench", "--backend", "cuda"], {"QUIRE_PLUGIN_PATH": ""}, "backend cuda cannot be used here"),
         (["bench", "--compare", "absent.json"], {}, "cannot read the file absent.json"),
         (["frobnicate"], {}, "frobnicate"),
         ([], {}, "subcommand"),
@@ -136,6 +137,8 @@ def test_bench_lists_its_cases():
     listed = quire("bench", "--suite", "all", "--list").stdout.split()
     assert len(listed) == len(set(listed)) > 25
     assert set(quire("bench", "--suite", "all", "--quick", "--list").stdout.split()) < set(listed)
+    gpu = quire("bench", "--suite", "gpu", "--list").stdout.split()
+    assert len(gpu) == len(set(gpu)) > 25 and not set(gpu) & set(listed)
 
 
 @pytest.mark.parametrize("factor, code, change", [(1e9, 1, "regression"), (1e-9, 0, "faster")])

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -85,6 +86,32 @@ class CudaMemory final : public DeviceMemory {
   Device device_;
 };
 
+class CudaGraph final : public DeviceRecording {
+ public:
+  // REQUIRES: the stream is capturing.
+  explicit CudaGraph(Stream stream) {
+    check(cudaStreamEndCapture(native(stream), &graph_), "end of a capture");
+    const cudaError_t result = cudaGraphInstantiate(&executable_, graph_, 0);
+    if (result == cudaSuccess) return;
+    (void)cudaGraphDestroy(graph_);
+    check(result, "instantiate a graph");
+  }
+  ~CudaGraph() override {
+    (void)cudaGraphExecDestroy(executable_);
+    (void)cudaGraphDestroy(graph_);
+  }
+  CudaGraph(const CudaGraph&) = delete;
+  CudaGraph& operator=(const CudaGraph&) = delete;
+
+  void replay(Stream stream) override {
+    check(cudaGraphLaunch(executable_, native(stream)), "launch a graph");
+  }
+
+ private:
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t executable_ = nullptr;
+};
+
 class CudaRuntime final : public GpuRuntime {
  public:
   CudaRuntime() : index_(current_device()), memory_(index_) {
@@ -143,6 +170,47 @@ class CudaRuntime final : public GpuRuntime {
   }
   void wait_fence(void* fence) override {
     check(cudaEventSynchronize(static_cast<cudaEvent_t>(fence)), "work before an event");
+  }
+
+  void* create_timed_fence() override {
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreate(&event), "create an event");
+    return event;
+  }
+  double seconds_between(void* first, void* last) override {
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, static_cast<cudaEvent_t>(first),
+                               static_cast<cudaEvent_t>(last)),
+          "time between events");
+    return 1e-3 * static_cast<double>(milliseconds);
+  }
+  std::unique_ptr<DeviceRecording> record(std::function<void()> enqueue, Stream stream) override {
+    check(cudaStreamBeginCapture(native(stream), cudaStreamCaptureModeThreadLocal),
+          "begin of a capture");
+    try {
+      enqueue();
+    } catch (...) {
+      cudaGraph_t rest = nullptr;
+      (void)cudaStreamEndCapture(native(stream), &rest);
+      if (rest != nullptr) (void)cudaGraphDestroy(rest);
+      (void)cudaGetLastError();
+      throw;
+    }
+    return std::make_unique<CudaGraph>(stream);
+  }
+  DeviceFacts facts() const override {
+    return {.name = properties_.name,
+            .architecture = architecture(),
+            .version = version_text(),
+            .num_processors = properties_.multiProcessorCount,
+            .cache_bytes = properties_.l2CacheSize,
+            .memory_bytes = static_cast<std::int64_t>(properties_.totalGlobalMem)};
+  }
+  std::int64_t free_memory_bytes() override {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    check(cudaMemGetInfo(&free, &total), "free memory");
+    return static_cast<std::int64_t>(free);
   }
 
   static std::string version_text() {

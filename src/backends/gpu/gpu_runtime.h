@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the GPU backend needs of a device: memory, launches of the kernels of src/gpu, and a few
-// facts. One implementation for each of CUDA, AMD and the emulator.
+// What the GPU backend and its meter need of a device: memory, launches of the kernels of src/gpu,
+// points in time, and a few facts. One implementation for each of CUDA, AMD and the emulator.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 
 #include "quire/device.h"
 #include "quire/dtype.h"
+#include "registry/device_meter.h"
 
 namespace quire::gpu {
 
@@ -18,6 +21,8 @@ enum class KernelKind : std::uint8_t {
   kAppendRows,
   kCopyBlocks,
   kMergePartials,
+  kStreamBytes,
+  kMultiplyRate,
   kAttendRows,
   kAttendFew,
   kAttendStream,
@@ -60,6 +65,13 @@ class GpuRuntime {
   virtual void destroy_fence(void* fence) noexcept = 0;
   virtual void record_fence(void* fence, Stream stream) = 0;
   virtual void wait_fence(void* fence) = 0;
+
+  // For the meter. Fences with a time know the seconds between two that were passed.
+  virtual void* create_timed_fence() = 0;
+  virtual double seconds_between(void* first, void* last) = 0;
+  virtual std::unique_ptr<DeviceRecording> record(std::function<void()> enqueue, Stream stream) = 0;
+  virtual DeviceFacts facts() const = 0;
+  virtual std::int64_t free_memory_bytes() = 0;
 };
 
 }  // namespace quire::gpu

@@ -15,6 +15,7 @@
 #include "gpu/kernels/copy_blocks.h"
 #include "gpu/kernels/merge_partials.h"
 #include "gpu/kernels/plan_items.h"
+#include "gpu/kernels/rate_probes.h"
 
 namespace quire::gpu {
 
@@ -52,6 +53,18 @@ struct MergePartialsKernel : KernelDefaults {
   static constexpr int kThreads = kMergeThreads;
   static constexpr int kSharedBytes = 0;
   QUIRE_DEVICE static void run(const Args& args) { merge_partials(args); }
+};
+struct StreamBytesKernel : KernelDefaults {
+  using Args = StreamBytesArgs;
+  static constexpr int kThreads = kStreamBytesThreads;
+  static constexpr int kSharedBytes = 0;
+  QUIRE_DEVICE static void run(const Args& args) { stream_bytes(args); }
+};
+struct MultiplyRateKernel : KernelDefaults {
+  using Args = MultiplyRateArgs;
+  static constexpr int kThreads = kMultiplyThreads;
+  static constexpr int kSharedBytes = 0;
+  QUIRE_DEVICE static void run(const Args& args) { multiply_rate(args); }
 };
 struct AttendRowsKernel : KernelDefaults {
   using Args = AttendArgs;
@@ -116,6 +129,10 @@ auto with_common_kernel(const KernelId& id, Use&& use) {
       return use(CopyBlocksKernel{});
     case KernelKind::kMergePartials:
       return use(MergePartialsKernel{});
+    case KernelKind::kStreamBytes:
+      return use(StreamBytesKernel{});
+    case KernelKind::kMultiplyRate:
+      return use(MultiplyRateKernel{});
     default:
       return use(AttendRowsKernel{});
   }
