@@ -52,6 +52,20 @@ def empty(source, shape, dtype):
     return numpy.empty(shape, dtype=numpy_dtype(dtype))
 
 
+def number_like(name, source, number):
+    """[1] float32 with that number, of the library and on the device of `source`."""
+    library = _library(source)
+    if library == "torch":
+        import torch
+
+        return torch.full((1,), number, dtype=torch.float32, device=source.device)
+    if library == "cupy":
+        import cupy
+
+        return cupy.full(1, number, dtype="float32")
+    raise Error(f"{name}: needs an array on the device of the cache")
+
+
 def in_library_of(source, made):
     """What the caller is given for an array that `empty` has made."""
     if _library(source) == "jax":
@@ -123,6 +137,11 @@ def integers(name, source, like):
 
         return torch.from_numpy(numbers).to(like.device)
     return numbers
+
+
+def on_host(array):
+    """As NumPy sees it; a copy if it lies on a device."""
+    return array.cpu().numpy() if _is_torch(array) else array
 
 
 def require_arrays(**arrays):

@@ -402,6 +402,7 @@ class PreparedBatch:
     A batch, validated and planned once per step, for all layers of one spec.
 
     bounds: None: memory grows with the batches; given: made once, larger batches are refused.
+    Batches on a device need them: of those q, out and lse have max_tokens rows.
     One thread at a time.
     """
 

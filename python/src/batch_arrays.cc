@@ -39,7 +39,7 @@ void copy_numbers(const char* name, const Array& array, std::int64_t rows, std::
       std::memcpy(&value, from + i * stride, sizeof value);
       require(std::in_range<To>(value), name, ": index ", written, " does not fit ", sizeof(To) * 8,
               " bits: ", +value);
-      to[written] = static_cast<To>(value);
+      to[written] = static_cast<To>(+value);
     }
   }
 }

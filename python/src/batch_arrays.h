@@ -64,6 +64,8 @@ class BatchArrays {
   BatchBounds bounds(std::int64_t num_rows_of_q, std::int64_t num_rows_of_k, int block_size) const;
   bool has_slots() const noexcept { return slots_.view().size > 0; }
   bool has_tree_mask() const noexcept { return has_tree_mask_; }
+  // Lengths that only the device knows: what a batch may hold is what its bounds say.
+  bool on_device() const noexcept { return begins_.on_device() || kv_lens_.on_device(); }
   bool is_ragged() const noexcept { return kind_ == BlockTables::Kind::kRagged; }
   std::int64_t num_sequences() const noexcept { return kv_lens_.view().size; }
 

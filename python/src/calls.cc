@@ -129,7 +129,7 @@ nb::object attend(nb::handle q_object, nb::handle k_cache, nb::handle v_cache,
   const AttentionOutput output = made_outputs.view();
   const TensorView q_view = tensor_view(q, spec.q_dtype);
   const BatchBounds bounds = arrays.bounds(q.shape[0], layer.view.num_blocks, spec.kv.block_size);
-  const Lease state(backend, spec, bounds, resolve_stream(stream_object, q));
+  const Lease state(backend, spec, bounds, arrays.on_device(), resolve_stream(stream_object, q));
   state->set_batch(std::move(arrays));
   const KvSource source(layer.view, stored.view());
   {
@@ -164,7 +164,7 @@ void append(nb::handle k, nb::handle v, nb::handle k_cache, nb::handle v_cache, 
   BatchArrays arrays = BatchArrays::only_slots(slots);
   const BatchBounds bounds = arrays.bounds(stored.k.shape[0], 0, spec.kv.block_size);
   const BackendPtr backend = resolve_backend(backend_object, stored.k.device);
-  const Lease state(backend, spec, bounds, resolve_stream(stream_object, stored.k));
+  const Lease state(backend, spec, bounds, false, resolve_stream(stream_object, stored.k));
   state->set_batch(std::move(arrays));
   const nb::gil_scoped_release release;
   state->prepare();

@@ -92,15 +92,24 @@ Scales read_scales(const char* name, nb::handle source, KvOrder order, LayerCach
                    std::size_t index) {
   const KvCacheView& view = layer.view;
   float number = 1;
-  if (is_none(source) || PyFloat_Check(source.ptr()) != 0 || PyLong_Check(source.ptr()) != 0) {
+  const bool is_number =
+      is_none(source) || PyFloat_Check(source.ptr()) != 0 || PyLong_Check(source.ptr()) != 0;
+  if (is_number) {
     require(is_none(source) || nb::try_cast(source, number), name, ": is not a number");
-    require(view.device.is_host(), name, ": needs an array on the device of the cache");
+  }
+  if (is_number && view.device.is_host()) {
     if (!layer.own_scales) layer.own_scales = std::make_shared<std::array<float, 2>>();
     (*layer.own_scales)[index] = number;
     return {.scales = {.data = &(*layer.own_scales)[index], .strides = {}}};
   }
   Array& array = layer.arrays[2 + index];
-  array = import_array(name, source);
+  if (is_number) {
+    const nb::object made = nb::module_::import_("quire._arrays")
+                                .attr("number_like")(name, layer.arrays[0].source, number);
+    array = import_array(name, made);
+  } else {
+    array = import_array(name, source);
+  }
   const DType dtype = element_dtype(name, array);
   require(dtype == DType::kF32, name, ": needs f32, has ", dtype_name(dtype));
   require(array.device == view.device, name, ": is not on the device of the cache");

@@ -35,9 +35,12 @@ class PreparedObject {
   // Without fixed bounds memory grows as batches do.
   void prepare(const BatchObject& batch, Stream stream) {
     const Busy busy(*this);
+    require(is_fixed_ || !batch.arrays.on_device(),
+            "bounds: PreparedBatch needs them for a batch on a device, whose lengths only that "
+            "knows");
     const BatchBounds bounds = batch.arrays.bounds(-1, kAnyRows, spec_.kv.block_size);
     if (!is_fixed_ && (state_ == nullptr || !holds(state_->bounds, bounds))) {
-      BatchBounds wanted = rounded_up(bounds);
+      BatchBounds wanted = rounded_up(bounds, false);
       if (state_ != nullptr) wanted = larger(wanted, state_->bounds);
       state_.reset();
       state_ = std::make_unique<PreparedState>(backend_, spec_, wanted, stream);
@@ -192,6 +195,7 @@ void bind_prepared(nb::module_& module) {
       module, "PreparedBatch",
       "A batch, validated and planned once per step, for all layers of one spec.\n\n"
       "bounds: None: memory grows with the batches; given: made once, larger batches are refused.\n"
+      "Batches on a device need them: of those q, out and lse have max_tokens rows.\n"
       "One thread at a time.")
       .def(
           "__init__",

@@ -56,9 +56,10 @@ PreparedState::PreparedState(BackendPtr backend_, const AttentionSpec& spec_,
   prepared = made_by.make_prepared(spec, bounds, workspace->view());
 }
 
-BatchBounds rounded_up(const BatchBounds& bounds) noexcept {
-  BatchBounds rounded;
+BatchBounds rounded_up(const BatchBounds& bounds, bool on_device) noexcept {
+  BatchBounds rounded = bounds;
   rounded.max_sequences = power_of_two(bounds.max_sequences);
+  if (on_device) return rounded;
   rounded.max_tokens = power_of_two(bounds.max_tokens);
   rounded.max_kv_len = power_of_two(bounds.max_kv_len);
   rounded.max_total_kv_len = std::max(power_of_two(bounds.max_total_kv_len), rounded.max_kv_len);
@@ -99,8 +100,9 @@ int Runtime::num_threads() const {
 }
 
 std::unique_ptr<PreparedState> Runtime::take(const BackendPtr& backend, const AttentionSpec& spec,
-                                             const BatchBounds& bounds, Stream stream) {
-  const BatchBounds wanted = rounded_up(bounds);
+                                             const BatchBounds& bounds, bool on_device,
+                                             Stream stream) {
+  const BatchBounds wanted = rounded_up(bounds, on_device);
   {
     const std::scoped_lock lock(mutex_);
     for (std::size_t i = idle_.size(); i-- > 0;) {

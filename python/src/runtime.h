@@ -3,7 +3,7 @@
 // threads nor for memory it had before.
 //
 // A prepared batch is lent to one call at a time. Those that are idle are kept, by backend, spec,
-// stream and bounds rounded up to powers of two; the least recently used one goes when there are
+// stream and bounds rounded up (rounded_up); the least recently used one goes when there are
 // too many. May be used from any thread; give_back, forget and clear need the GIL, because metadata
 // on a device is held by Python objects.
 #pragma once
@@ -50,7 +50,9 @@ struct PreparedState {
   void prepare() { backend->backend->prepare(*prepared, arrays.view(), stream); }
 };
 
-BatchBounds rounded_up(const BatchBounds& bounds) noexcept;
+// To powers of two, so that few sizes are made. Metadata on a device is trusted up to the bounds:
+// then those that say how far rows and tables reach stay as they are.
+BatchBounds rounded_up(const BatchBounds& bounds, bool on_device) noexcept;
 bool holds(const BatchBounds& bounds, const BatchBounds& wanted) noexcept;
 
 class Runtime {
@@ -62,7 +64,7 @@ class Runtime {
   int num_threads() const;
 
   std::unique_ptr<PreparedState> take(const BackendPtr& backend, const AttentionSpec& spec,
-                                      const BatchBounds& bounds, Stream stream);
+                                      const BatchBounds& bounds, bool on_device, Stream stream);
   void give_back(std::unique_ptr<PreparedState> state);
   // Gives up the idle memory of one that nobody will use again.
   void forget(const BackendPtr& backend);
@@ -84,8 +86,8 @@ class Runtime {
 class Lease {
  public:
   Lease(const BackendPtr& backend, const AttentionSpec& spec, const BatchBounds& bounds,
-        Stream stream)
-      : state_(Runtime::instance().take(backend, spec, bounds, stream)) {}
+        bool on_device, Stream stream)
+      : state_(Runtime::instance().take(backend, spec, bounds, on_device, stream)) {}
   ~Lease() { Runtime::instance().give_back(std::move(state_)); }
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;

@@ -86,7 +86,9 @@ def flash_attn_varlen_func(
     if block_table is not None:
         block_table = _arrays.integers("block_table", block_table, q)
     lens = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
-    options = {} if block_table is not None else {"kv_begins": cu_seqlens_k[:-1]}
+    options = {}
+    if block_table is None:
+        options["kv_begins"] = _arrays.as_int64(cu_seqlens_k[:-1])
     lse, written = _new_lse(q, q.shape[1], q.shape[0]) if return_attn_probs else (None, None)
     out = _attend(
         q, k, v, cu_seqlens_q, lens, block_table, scale=softmax_scale, causal=causal,

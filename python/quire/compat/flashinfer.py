@@ -79,8 +79,9 @@ class _Wrapper:
     def _plan(self, begins, indptr, indices, last_page_len, page_size, **plan):
         _refuse_positions(plan.pop("pos_encoding_mode"))
         _refuse_others("plan", plan.pop("options"), _PLAN_OPTIONS)
+        # As there, the host plans.
         begins, indptr, indices, last_page_len = (
-            _arrays.integers(name, array, _first_array(begins, indptr, indices, last_page_len))
+            _arrays.on_host(_arrays.integers(name, array, None))
             for name, array in (
                 ("qo_indptr", begins), ("indptr", indptr), ("indices", indices),
                 ("last_page_len", last_page_len),
@@ -195,11 +196,6 @@ def _refuse_positions(mode: str) -> None:
         )
 
 
-def _first_array(*candidates):
-    """Lists become arrays of its library; None if all are lists."""
-    return next((x for x in candidates if hasattr(x, "shape")), None)
-
-
 def _kv_lens(indptr, last_page_len, page_size):
     pages = indptr[1:] - indptr[:-1]
     lens = (pages - 1) * page_size + last_page_len
@@ -304,7 +300,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         the last of them with ``last_page_len[s]`` tokens."""
         if o_data_type is not None and o_data_type != q_data_type:
             raise unsupported(f"o_data_type: {o_data_type}, results have the format of q")
-        indptr = _arrays.integers("indptr", indptr, _first_array(indices, last_page_len))
+        indptr = _arrays.integers("indptr", indptr, None)
         begins = _arrays.arange(indptr, indptr.shape[0])
         self._plan(
             begins, indptr, indices, last_page_len, page_size, num_qo_heads=num_qo_heads,

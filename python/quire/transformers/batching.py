@@ -85,17 +85,21 @@ class _Batches(threading.local):
     key: Any = None  # an object that all layers of one pass are given, and no other pass
 
     def __init__(self) -> None:
-        self.ready: dict[Any, PreparedBatch] = {}
+        self.ready: dict[Any, tuple[PreparedBatch, int]] = {}
         self.kept: dict[Any, PreparedBatch] = {}
 
-    def get(self, spec: AttentionSpec, place: _Place, kwargs: dict[str, Any]) -> PreparedBatch:
+    def get(
+        self, spec: AttentionSpec, place: _Place, device: torch.device, kwargs: dict[str, Any]
+    ) -> tuple[PreparedBatch, int]:
+        """The prepared batch of this layer, and how many rows of it are tokens."""
         if self.key is not kwargs["write_index"]:
             self.key = kwargs["write_index"]
             self.ready = {}
-        name = (place.group, str(spec))
-        prepared = self.ready.get(name)
-        if prepared is None:
-            prepared = self.kept.setdefault(name, PreparedBatch(spec))
+        name = (place.group, str(spec), str(device))
+        if name not in self.ready:
+            if name not in self.kept:
+                self.kept[name] = PreparedBatch(spec, device=str(device))
+            prepared = self.kept[name]
             query_begins, kv_begins = _ints(kwargs["cu_seq_lens_q"]), _kv_begins(place, kwargs)
             read = _ints(kwargs["read_index"][place.group][: int(kv_begins[-1])])
             write = _ints(kwargs["write_index"][place.group][: int(query_begins[-1])])
@@ -109,8 +113,8 @@ class _Batches(threading.local):
                     query_begins, kv_begins, read if read.numel() else None, write, page
                 )
             )
-            self.ready[name] = prepared
-        return prepared
+            self.ready[name] = prepared, int(query_begins[-1])
+        return self.ready[name]
 
 
 def _ints(x: torch.Tensor) -> torch.Tensor:
@@ -133,6 +137,8 @@ def _paged_forward(
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """As ``attention_forward``, of one packed row over the paged cache of transformers."""
+    if query.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise unsupported("transformers: its graphs cannot hold quire: use_cuda_graph=False")
     cache, layer = kwargs.pop("cache"), module.layer_idx
     options = {"scale": scaling, "softcap": softcap or 0.0}
     options["sinks"] = None if s_aux is None else s_aux.detach().float()
@@ -145,9 +151,8 @@ def _paged_forward(
             q_dtype=DTYPES[query.dtype], block_size=place.k_pages.shape[1], softcap=bool(softcap),
             sinks=s_aux is not None,
         )  # fmt: skip
-        prepared = _batches.get(spec, place, kwargs)
+        prepared, num_rows = _batches.get(spec, place, query.device, kwargs)
         view = KvCacheView(place.k_pages, place.v_pages)
-        num_rows = int(kwargs["cu_seq_lens_q"][-1])
         k, v = (x[0].transpose(0, 1)[:num_rows] for x in (key, value))
         prepared.append(k, v, view)
         prepared.attend(q, view, out=out, **options)
@@ -169,7 +174,8 @@ def continuous_batching() -> Iterator[None]:
             model.generate_batch(inputs, generation_config=...)
 
     The attention of the model must be ``sdpa`` or ``eager``, and continuous batching must not
-    change it to another (``auto_switch_to_flash=False``). Other forward passes with these names
+    change it to another (``auto_switch_to_flash=False``) nor, on a GPU, record graphs
+    (``use_cuda_graph=False``). Other forward passes with these names
     are computed as ever. Written for transformers 5.17 and 5.22; another paged cache is an error.
     """
     try:

@@ -23,8 +23,12 @@ def i32(values):
     return np.array(values, np.int32)
 
 
+def on_host(array):
+    return np.asarray(array.cpu() if hasattr(array, "cpu") else array)
+
+
 def close(got, expected, tolerance=1e-5):
-    np.testing.assert_allclose(np.asarray(got), expected, atol=tolerance)
+    np.testing.assert_allclose(on_host(got), expected, atol=tolerance)
 
 
 def varlen_ragged(to):
@@ -86,12 +90,12 @@ def with_kvcache(to, paged):
         exact, exact_lse = attention(q[s], keys, values)
         close(out[s], exact)
         close(lse[s], exact_lse.T)
-        close(gather(np.asarray(k_cache), rows[s], before[s] + len_new), keys)
-        close(gather(np.asarray(v_cache), rows[s], before[s] + len_new), values)
+        close(gather(on_host(k_cache), rows[s], before[s] + len_new), keys)
+        close(gather(on_host(v_cache), rows[s], before[s] + len_new), values)
     again = compat.flash_attn_with_kvcache(
         to(q), k_cache, v_cache, cache_seqlens=to(before + 2), causal=True, **options
     )
-    close(again, np.asarray(out), 0)
+    close(again, on_host(out), 0)
 
 
 def with_kvcache_whole(to):
@@ -123,22 +127,22 @@ def merge_states(to):
 
 
 def cache_flash(to):
-    k_cache, v_cache = (np.zeros((4, 16, 2, 32), np.float32) for _ in "kv")
+    k_cache, v_cache = (to(np.zeros((4, 16, 2, 32), np.float32)) for _ in "kv")
     key, value = random(5, 2, 32), random(5, 2, 32, seed=1)
     compat.reshape_and_cache_flash(
-        to(key), to(value), to(k_cache), to(v_cache), to(np.array([17, -1, 63])), "auto",
+        to(key), to(value), k_cache, v_cache, to(np.array([17, -1, 63])), "auto",
         to(np.ones(1, np.float32)), to(np.ones(1, np.float32)),
     )  # fmt: skip
     close(k_cache.reshape(-1, 2, 32)[[17, 63]], key[[0, 2]], 0)
     close(v_cache.reshape(-1, 2, 32)[[17, 63]], value[[0, 2]], 0)
-    assert np.count_nonzero(k_cache) == 2 * 2 * 32
-    as_bytes = np.zeros((4, 16, 2, 32), np.uint8), np.zeros((4, 16, 2, 32), np.uint8)
+    assert np.count_nonzero(on_host(k_cache)) == 2 * 2 * 32
+    as_bytes = [to(np.zeros((4, 16, 2, 32), np.uint8)) for _ in "kv"]
     compat.reshape_and_cache_flash(
-        to(key), to(value), to(as_bytes[0]), to(as_bytes[1]), to(np.array([0, 1, 2])), "fp8", 0.5, 0.5
+        to(key), to(value), *as_bytes, to(np.array([0, 1, 2])), "fp8", 0.5, 0.5
     )
     import ml_dtypes
 
-    stored = as_bytes[0].view(ml_dtypes.float8_e4m3fn).astype(np.float32).reshape(-1, 2, 32)[:3]
+    stored = on_host(as_bytes[0]).view(ml_dtypes.float8_e4m3fn).astype(np.float32).reshape(-1, 2, 32)[:3]
     np.testing.assert_array_equal(
         stored, (key[:3] / 0.5).astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
     )
@@ -189,11 +193,12 @@ def flashinfer_decode(to):
         close(out[row : row + 1], attention(q[row : row + 1], keys, values)[0])
     close(out[2], np.zeros((4, 32)))
     new = random(2, 2, 32, seed=9)
-    arguments = (to(i32([0, 1])), to(i32([4, 33])), (to(k), to(v)), to(i32([3, 7, 1, 4])),
+    pages = to(k), to(v)
+    arguments = (to(i32([0, 1])), to(i32([4, 33])), pages, to(i32([3, 7, 1, 4])),
                  to(i32([0, 1, 4])), to(i32([5, 8])))  # fmt: skip
     compat.append_paged_kv_cache(to(new), to(new), *arguments)
-    close(k[3, 4], new[0], 0)
-    close(v[4, 1], new[1], 0)
+    close(pages[0][3, 4], new[0], 0)
+    close(pages[1][4, 1], new[1], 0)
 
 
 def refused(to):
@@ -255,7 +260,7 @@ def lists(to):
         )
         for make in (lambda x: to(i32(x)), lambda x: np.asarray(x).tolist())
     ]  # fmt: skip
-    close(same[1], np.asarray(same[0]), 0)
+    close(same[1], on_host(same[0]), 0)
     ragged = to(k.reshape(-1, 2, 32)), to(v.reshape(-1, 2, 32))
     compat.flash_attn_varlen_func(to(q), *ragged, begins, kv_begins, 5, 40)
     cached = [
@@ -264,14 +269,14 @@ def lists(to):
         )
         for make in (lambda x: to(i32(x)), lambda x: np.asarray(x).tolist())
     ]
-    close(cached[1], np.asarray(cached[0]), 0)
+    close(cached[1], on_host(cached[0]), 0)
     compat.flash_attn_with_kvcache(to(q[:2, None]), to(k), to(v), cache_batch_idx=[3, 4])
     stored = to(k.copy())
     compat.reshape_and_cache_flash(to(q[:2, :2].copy()), to(q[:2, :2].copy()), stored, to(v), [3, 9])
     close(stored[0, 3], q[0, :2], 0)
     wrapper = compat.BatchPrefillWithPagedKVCacheWrapper()
     wrapper.plan(to(i32(begins)), [0, 1, 4, 7], [3, 7, 1, 4, 5, 6, 8], [5, 8, 1], 4, 2, 32, 16)
-    close(wrapper.run(to(q), (to(k), to(v))), np.asarray(same[0]), 1e-6)
+    close(wrapper.run(to(q), (to(k), to(v))), on_host(same[0]), 1e-6)
     decode = compat.BatchDecodeWithPagedKVCacheWrapper()
     decode.plan([0, 1, 4, 7], [3, 7, 1, 4, 5, 6, 8], [5, 8, 1], 4, 2, 32, 16)
     decode.run(to(q[:3]), (to(k), to(v)))

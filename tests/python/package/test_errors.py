@@ -215,6 +215,27 @@ def test_devices():
         attend(q=OnDevice(8))
 
 
+class NumbersOnDevice(OnDevice):
+    """[size] int32."""
+
+    def __init__(self, size):
+        super().__init__(2)
+        self.shape[0] = size
+        self.tensor.ndim, self.tensor.code = 1, 0
+
+
+def test_batches_on_a_device_have_bounds():
+    three, two = NumbersOnDevice(3), NumbersOnDevice(2)
+    batch = quire.BatchView(three, two, (three, two), block_size=16)
+    prepared = quire.PreparedBatch(quire.AttentionSpec(4, 2, 32, block_size=16))
+    with pytest.raises(quire.Error, match="bounds: PreparedBatch needs them for a batch on a dev"):
+        prepared.prepare(batch)
+    with pytest.raises(quire.Error, match="queries.begins: on cuda 0, but the backend computes on"):
+        attend(begins=three, lens=two, table=(three, two))
+    with pytest.raises(quire.Error, match="kv.lens: on host, but queries.begins on cuda 0"):
+        attend(begins=three)
+
+
 def test_error_is_one_class():
     assert issubclass(quire.Error, RuntimeError)
     error = quire.Error("text")
