@@ -71,6 +71,12 @@ TEST_F(PluginTest, RowOfAGoodOne) {
   EXPECT_THAT(kRow.isa_levels(), ElementsAre("only"));
 }
 
+TEST_F(PluginTest, ThoseOfTheHostHaveNoMeter) {
+  EXPECT_EQ(make_plugin_meter("good"), nullptr);
+  EXPECT_EQ(make_plugin_meter("not_there"), nullptr);
+  EXPECT_EQ(make_plugin_meter("other_abi"), nullptr);
+}
+
 // Calls, memory and results cross the border, in both directions.
 TEST_F(PluginTest, BackendPassesCases) {
   const std::unique_ptr<AttentionBackend> backend = make_plugin("good", {});
