@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a kernel may use of a device, in one vocabulary for CUDA and for the host emulator
-// (gpu/emulator/); a target for AMD needs a third file like device_cuda.h. A kernel is a template
-// or inline function over these names; kernels/kernel_table.h lists what is launched.
+// What a kernel may use of a device, in one vocabulary for CUDA, for AMD and for the host emulator
+// (gpu/emulator/). A kernel is a template or inline function over these names;
+// kernels/kernel_table.h lists what is launched.
 //
-// A team is 32 lanes: a warp on NVIDIA, half a wave on AMD's wave64. Everything a team does
-// together (shuffles, votes, matrix products) is of the team alone, so that no kernel knows the
-// width of a wave. Teams of one wave run in step, which no kernel relies on.
+// A team is 32 lanes: a warp on NVIDIA, a wave on AMD. Everything a team does together (shuffles,
+// votes, matrix products) is of the team alone, so that no kernel knows the width of a wave: the
+// emulator also runs two teams in a warp of 64.
 //
 // Matrix fragments are those of mma.m16n8k16: lane l of the team holds
 //   A [16 rows, 16 k]: a[0] (l/4, 2*(l%4)), a[1] (l/4+8, ..), a[2] (l/4, ..+8), a[3] (l/4+8, ..+8)
@@ -21,10 +21,12 @@
 
 #if defined(QUIRE_GPU_EMULATED)
 #include "gpu/emulator/device_target.h"
+#elif defined(__HIP__)
+#include "gpu/device_hip.h"
 #elif defined(__CUDACC__)
 #include "gpu/device_cuda.h"
 #else
-#error "device_api.h is for kernels: compile for CUDA or the emulator"
+#error "device_api.h is for kernels: compile for CUDA, HIP or the emulator"
 #endif
 
 namespace quire::gpu {
