@@ -49,6 +49,11 @@ QUIRE_DEVICE int num_blocks() {
   return static_cast<int>(__builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x());
 }
 
+QUIRE_DEVICE int recomputed(int x) {
+  asm volatile("" : "+v"(x));
+  return x;
+}
+
 QUIRE_DEVICE void sync_block() {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
   __builtin_amdgcn_s_barrier();

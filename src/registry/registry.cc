@@ -39,7 +39,7 @@ constexpr std::array kTable{
                  .probe = probe_built_in,
                  .isa_levels = no_levels,
                  .make = make_reference_backend},
-    plugin_row<"cuda">("NVIDIA GPUs from compute capability 8.0 on", false),
+    plugin_row<"cuda">("NVIDIA GPUs from compute capability 8.0 on; built where nvcc is", false),
     plugin_row<"openvino">("PagedAttention of OpenVINO, on the CPU", false),
     plugin_row<"onednn">("matmul and softmax of oneDNN over gathered keys", false),
     plugin_row<"torch">("scaled dot product attention of PyTorch over gathered keys", false),

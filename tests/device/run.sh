@@ -19,10 +19,11 @@ skip() {
 
 case $target in
   cuda)
-    nvcc=$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin command -v nvcc) ||
+    nvcc=${CUDACXX:-$(PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin command -v nvcc)} ||
       skip "nvcc is not installed (CUDA toolkit)"
+    # The runtime library of an installed wheel is where nvcc does not look.
     "$nvcc" -std=c++20 -arch=sm_90 --expt-relaxed-constexpr -Werror all-warnings \
-      "${includes[@]}" -o "$work/program" "$here/$file"
+      -L"${nvcc%/bin/*}/lib" "${includes[@]}" -o "$work/program" "$here/$file"
     "$work/program"
     ;;
   gfx*)

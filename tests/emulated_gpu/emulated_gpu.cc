@@ -96,8 +96,13 @@ class EmulatedRuntime final : public gpu::GpuRuntime {
     return "warps of " + std::to_string(options_.warp_width);
   }
   int num_processors() const override { return options_.num_processors; }
+  bool fits(const gpu::KernelId& kernel) override {
+    return emulated_shared_bytes(kernel) <= options_.shared_bytes;
+  }
   int blocks_per_processor(const gpu::KernelId&) override { return 1; }
   void launch(const gpu::KernelId& kernel, int num_blocks, const void* args, Stream) override {
+    require(fits(kernel), "a kernel needs ", emulated_shared_bytes(kernel),
+            " bytes of shared memory, a block has ", options_.shared_bytes);
     launch_emulated(
         kernel,
         {.num_blocks = num_blocks, .warp_width = options_.warp_width, .seed = options_.seed}, args);

@@ -16,6 +16,7 @@ struct EmulatedGpuOptions {
   int warp_width = 32;
   std::uint64_t seed = 0;
   int num_processors = 3;
+  int shared_bytes = 227 * 1024;  // of a block
   bool check_blocks = false;
 };
 

@@ -96,5 +96,10 @@ TEST(EmulatedGpu, PassesWithWideWarpsInShuffledOrder) {
   expect_passes({.warp_width = 64, .seed = 7}, kWideCases);
 }
 
+// What does not fit such a device is computed by the kernel that needs none.
+TEST(EmulatedGpu, PassesWithLittleSharedMemory) {
+  expect_passes({.shared_bytes = 64 * 1024}, kWideCases);
+}
+
 }  // namespace
 }  // namespace quire::testing

@@ -24,14 +24,16 @@ struct LaunchKernel {
   }
 };
 
-}  // namespace
-
-void launch_emulated(const gpu::KernelId& kernel, const EmulatedLaunch& launch, const void* args) {
-  const LaunchKernel use{launch, args};
-  if (!gpu::is_by_format(kernel.kind)) {
-    gpu::with_common_kernel(kernel, use);
-    return;
+struct SharedBytes {
+  template <class Kernel>
+  int operator()(Kernel) const {
+    return Kernel::kSharedBytes;
   }
+};
+
+template <class Use>
+auto with_kernel(const gpu::KernelId& kernel, const Use& use) {
+  if (!gpu::is_by_format(kernel.kind)) return gpu::with_common_kernel(kernel, use);
   switch (kernel.stored) {
     case DType::kF16:
       return gpu::with_stored_kernel<Float16>(kernel, use);
@@ -44,6 +46,16 @@ void launch_emulated(const gpu::KernelId& kernel, const EmulatedLaunch& launch, 
     default:
       return gpu::with_stored_kernel<BFloat16>(kernel, use);
   }
+}
+
+}  // namespace
+
+void launch_emulated(const gpu::KernelId& kernel, const EmulatedLaunch& launch, const void* args) {
+  with_kernel(kernel, LaunchKernel{launch, args});
+}
+
+int emulated_shared_bytes(const gpu::KernelId& kernel) {
+  return with_kernel(kernel, SharedBytes{});
 }
 
 }  // namespace quire::testing

@@ -15,5 +15,7 @@ struct EmulatedLaunch {
 };
 
 void launch_emulated(const gpu::KernelId& kernel, const EmulatedLaunch& launch, const void* args);
+// What a block of the kernel needs of shared memory.
+int emulated_shared_bytes(const gpu::KernelId& kernel);
 
 }  // namespace quire::testing

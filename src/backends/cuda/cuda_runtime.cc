@@ -116,6 +116,11 @@ class CudaRuntime final : public GpuRuntime {
  public:
   CudaRuntime() : index_(current_device()), memory_(index_) {
     check(cudaGetDeviceProperties(&properties_, index_), "properties of the device");
+    cudaFuncAttributes attributes{};
+    const KernelId any{.kind = KernelKind::kPlanItems};
+    const std::string what = concat("load the kernels, which this build has for ",
+                                    QUIRE_CUDA_ARCHITECTURES, ", on ", architecture());
+    check(cudaFuncGetAttributes(&attributes, cuda_kernel(any).function), what.c_str());
   }
 
   DeviceMemory& memory() override { return memory_; }
@@ -125,6 +130,11 @@ class CudaRuntime final : public GpuRuntime {
   }
   int num_processors() const override { return properties_.multiProcessorCount; }
 
+  // Parts of compute capability 8.6, 8.9 and 12.0 have less shared memory than 8.0 and 9.0.
+  bool fits(const KernelId& id) override {
+    return static_cast<std::size_t>(cuda_kernel(id).shared_bytes) <=
+           properties_.sharedMemPerBlockOptin;
+  }
   int blocks_per_processor(const KernelId& id) override { return instance(id).resident; }
 
   void launch(const KernelId& id, int num_blocks, const void* args, Stream stream) override {
@@ -273,11 +283,14 @@ Availability probe_cuda() {
   }
   if (count == 0) return {.available = false, .version = "", .reasons = {"no CUDA device"}};
   int major = 0;
+  int minor = 0;
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0), "capability");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0), "capability");
   if (major < 8) {
-    return {.available = false,
-            .version = "",
-            .reasons = {concat("needs compute capability 8.0, the device has ", major, ".x")}};
+    return {
+        .available = false,
+        .version = "",
+        .reasons = {concat("needs compute capability 8.0, the device has ", major, ".", minor)}};
   }
   return {.available = true, .version = CudaRuntime::version_text(), .reasons = {}};
 }

@@ -305,9 +305,10 @@ class GpuBackend final : public AttentionBackend {
       args.num_items = &counts->items[i];
       args.next_item = &counts->next[i];
       args.done = &counts->done[i];
-      launch_items(fast ? KernelId{kKernels[i], spec.kv.dtype, dims}
-                        : KernelId{.kind = KernelKind::kAttendRows},
-                   mine, args, stream);
+      const KernelId kernel{kKernels[i], spec.kv.dtype, dims};
+      launch_items(
+          fast && runtime_->fits(kernel) ? kernel : KernelId{.kind = KernelKind::kAttendRows}, mine,
+          args, stream);
     }
   }
 

@@ -50,6 +50,8 @@ class GpuRuntime {
   virtual std::string version() const = 0;       // of the device's software
   virtual std::string architecture() const = 0;  // "sm_90"
   virtual int num_processors() const = 0;
+  // Whether a block of this kernel fits: one that does not is never launched.
+  virtual bool fits(const KernelId& kernel) = 0;
   // How many blocks of this kernel one processor holds at a time, at least 1.
   virtual int blocks_per_processor(const KernelId& kernel) = 0;
 
