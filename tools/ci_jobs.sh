@@ -50,13 +50,20 @@ job_tidy() {
   cmake --preset release >/dev/null && python3 tools/tidy.py build/release
 }
 
-job_torch() { # comparison with PyTorch, and the Python package on its tensors
-  local torch venv
+# Comparison with PyTorch, and the Python package on its tensors; with TRANSFORMERS, the package alone
+# on that version of transformers.
+job_torch() {
+  local torch venv targets=(torch_tests quire_python) tests=(-L '^torch$')
   venv=$(tools/bootstrap --print-venv torch)
   torch=$(echo "$venv"/lib/python3*/site-packages/torch)
+  if [ -n "${TRANSFORMERS:-}" ]; then
+    venv=$(tools/bootstrap --print-venv "transformers-$TRANSFORMERS")
+    targets=(quire_python)
+    tests=(-R '^torch_python_tests$')
+  fi
   tools/build.sh release -DQUIRE_TORCH_DIR="$torch" -DQUIRE_TORCH_PYTHON="$venv/bin/python" \
     -DQUIRE_PYTHON="$(tools/bootstrap --print-venv test)/bin/python" -DQUIRE_BUILD_PYTHON=ON \
-    torch_tests quire_python && run_ctest release -L '^torch$'
+    "${targets[@]}" && run_ctest release "${tests[@]}"
 }
 
 jobs=("$@")

@@ -109,7 +109,9 @@ class QUIRE_API AttentionBackend {
   void append(const PreparedBatch& prepared, const NewKv& new_kv, const KvCacheView& cache,
               Stream stream = {});
 
-  // Writes out (and lse) of every row that belongs to a sequence.
+  // Writes out (and lse) of every row that belongs to a sequence. What is written shares no element
+  // with what is read, or else it is refused; tensors that only interleave are apart. Out may be q
+  // itself: the same memory and strides, element for element.
   void attend(const PreparedBatch& prepared, const AttentionParams& params, const TensorView& q,
               const KvSource& source, const AttentionOutput& output, Stream stream = {});
 
@@ -129,7 +131,7 @@ class QUIRE_API AttentionBackend {
                      std::span<const BlockCopy> copies, Stream stream = {});
 
   // Attention over the union of the disjoint key sets of the partials; sinks enter here, once.
-  // `sinks` is [num_q_heads] or empty. The output must not overlap a partial.
+  // `sinks` is [num_q_heads] or empty. The output shares no element with a partial.
   void merge(std::span<const Partial> partials, ArrayView<float> sinks,
              const AttentionOutput& output, Stream stream = {});
 

@@ -19,10 +19,14 @@
 
 namespace quire {
 
+// More than any machine has; each costs a stack.
+inline constexpr int kMaxBackendThreads = 4096;
+
 // All but `isa` are of CPU backends only; results are the same bits for all of them.
 struct BackendOptions {
-  int num_threads = 0;  // 0: as many as `cpus`, the executor has or the process may run on
-  std::string isa;      // level of a CPU backend; empty: QUIRE_CPU_ISA, else the best
+  // At most kMaxBackendThreads. 0: as many as `cpus`, the executor has or the process may run on.
+  int num_threads = 0;
+  std::string isa;  // level of a CPU backend; empty: QUIRE_CPU_ISA, else the best
   // Pins the threads that the backend starts, thread i to cpus[i % size]; thread 0 is whoever calls
   // and stays where it is. Empty: the system moves them. Give two backends of one process CPUs of
   // their own, and none waits for the other.

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <string>
 #include <type_traits>
 #include <vector>
@@ -53,7 +54,8 @@ struct BasicTensorView {
   Device device;
 
   BasicTensorView() = default;
-  // A dense row-major tensor.
+  // A dense row-major tensor. Throws Error(kInvalidArgument) for an extent below 0 and for strides
+  // beyond 64 bits.
   BasicTensorView(Pointer data_, DType dtype_, std::initializer_list<std::int64_t> shape_,
                   Device device_ = {})
       : data(data_), dtype(dtype_), rank(static_cast<int>(shape_.size())), device(device_) {
@@ -65,8 +67,16 @@ struct BasicTensorView {
     for (const std::int64_t extent : shape_) shape[static_cast<std::size_t>(i++)] = extent;
     std::int64_t stride = 1;
     for (i = rank - 1; i >= 0; --i) {
+      const std::int64_t extent = shape[static_cast<std::size_t>(i)];
       strides[static_cast<std::size_t>(i)] = stride;
-      stride *= shape[static_cast<std::size_t>(i)];
+      if (extent < 0 ||
+          (extent > 0 && stride > std::numeric_limits<std::int64_t>::max() / extent)) {
+        throw Error(ErrorCode::kInvalidArgument,
+                    "axis " + std::to_string(i) + " of a tensor has an extent " +
+                        (extent < 0 ? "below 0: " : "whose elements 64 bits cannot count: ") +
+                        std::to_string(extent));
+      }
+      stride *= extent;
     }
   }
 

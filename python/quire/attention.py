@@ -1,8 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 """attend, append and merge. Their types are in attention.pyi."""
 
+import operator
+
 from quire import _quire
 from quire._error import Error
+
+
+_BOOL, _INT, _FLOAT, _NAME = "True or False", "a whole number", "a number", "a name"
+_TYPES = {
+    "scale": (_FLOAT, True), "causal": (_BOOL, False), "window": (_INT, False),
+    "chunk": (_INT, False), "alignment": (_NAME, False), "softcap": (_FLOAT, False),
+    "kv_order": (_NAME, False), "kv_packing": (_NAME, True), "kv_dtype": (_NAME, True),
+    "value_dim": (_INT, False), "out_dtype": (_NAME, True), "return_lse": (_BOOL, False),
+}  # fmt: skip
+
+
+def _fits(kind, value):
+    if kind is _BOOL:
+        return isinstance(value, bool)
+    if kind is _NAME:
+        return isinstance(value, str)
+    try:
+        if kind is _FLOAT:
+            float(value)
+        else:
+            return -(2**63) <= operator.index(value) < 2**63
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _explained(error, **arguments):
+    """The TypeError of the compiled part in words: which of these has a wrong type."""
+    for name, value in arguments.items():
+        kind, optional = _TYPES[name]
+        for one in value if isinstance(value, tuple) else (value,):
+            if not _fits(kind, one) and not (one is None and optional):
+                none = ", or None" if optional else ""
+                return TypeError(f"{name}: needs {kind}{none}, has {one!r}")
+    return error
 
 
 def _window(window):
@@ -64,13 +101,15 @@ def attend(
         k_cache: ``[num_blocks, block_size, num_kv_heads, head_dim]`` (see ``kv_order``), any
             float format or int8; or a layer of a ``KvCache``, with ``v_cache`` None; or
             ``[num_rows, num_kv_heads, head_dim]`` without blocks, with ``block_table`` None.
-        v_cache: as ``k_cache`` with ``value_dim``. None: ``kv_packing`` says how ``k_cache`` holds
-            both, or else V is the first ``value_dim`` elements of K (latent attention).
+        v_cache: as ``k_cache``, with a last axis of its own. None: ``kv_packing`` says how
+            ``k_cache`` holds both, or else V is the first ``value_dim`` elements of every K (latent
+            attention; 0: all of them).
         query_begins: ``[num_sequences + 1]`` offsets (cu_seqlens), or a pair ``(begins, ends)``;
             rows in no range are neither read nor written.
         kv_lens: ``[num_sequences]`` keys of each sequence, the new ones included.
-        block_table: ``[num_sequences, max_blocks]`` block of every ``block_size`` keys; or a pair
-            ``(begins [num_sequences + 1], indices)``. Entries behind the last key may hold anything.
+        block_table: ``[num_sequences, max_blocks]`` block of every ``block_size`` keys, an array or
+            a list of rows; a tuple is always ``(begins [num_sequences + 1], indices)``. Entries
+            behind the last key may hold anything.
 
     Scores:
         scale: ``S = scale * q.k``; None: ``1 / sqrt(head_dim)``.
@@ -106,6 +145,7 @@ def attend(
 
     Results:
         out: written if given: ``[num_tokens, num_q_heads, value_dim]``, of q's format or float32.
+            It shares no element with what is read, but may be ``q`` itself.
         lse: written if given: ``[num_tokens, num_q_heads]`` float32.
         out_dtype: of a new ``out``: q's format, or ``"f32"`` for partial results to merge.
         return_lse: also return the log-sum-exp of the scores (natural logarithm, ``-inf`` for a row
@@ -115,21 +155,31 @@ def attend(
     else the one for the memory of ``q``. stream: the number of a device stream; None: the current
     one of the library of ``q``.
 
-    Returns ``out``, or ``(out, lse)``, new ones being of the library of ``q``. Raises
-    ``quire.Error`` with argument, index and value if something does not fit; then nothing has been
-    written. The GIL is released while it computes.
+    Returns ``out``, or ``(out, lse)``, new ones being of the library of ``q``; their rows that
+    belong to no sequence hold anything. Raises ``quire.Error`` with argument, index and value if
+    something does not fit; then nothing has been written. The GIL is released while it computes.
 
-    Example, two sequences with 5 and 1 new tokens::
+    Example, two sequences with 5 and 1 new tokens, of which the second has 39 before::
 
-        out = quire.attend(q, k_cache, v_cache, [0, 5, 6], [5, 40], [[3, 0, 0], [7, 1, 4]])
+        k_cache = np.random.rand(9, 16, 2, 64).astype(np.float32)  # 9 blocks of 16 tokens
+        v_cache = np.random.rand(9, 16, 2, 64).astype(np.float32)
+        q = np.random.rand(6, 8, 64).astype(np.float32)            # 5 + 1 tokens, 8 heads
+        out = quire.attend(q, k_cache, v_cache, [0, 5, 6], [5, 40], [[3], [7, 1, 4]])
     """
     window_left, window_right = _window(window)
-    return _quire.attend(
-        q, k_cache, v_cache, query_begins, kv_lens, block_table, kv_begins, k, v, slots, scale,
-        softcap, alibi_slopes, sinks, bias, tree_mask, causal, window_left, window_right, chunk,
-        alignment, k_scale, v_scale, kv_order, kv_packing, kv_dtype, value_dim, out, lse, out_dtype,
-        return_lse, backend, stream,
-    )  # fmt: skip
+    try:
+        return _quire.attend(
+            q, k_cache, v_cache, query_begins, kv_lens, block_table, kv_begins, k, v, slots, scale,
+            softcap, alibi_slopes, sinks, bias, tree_mask, causal, window_left, window_right, chunk,
+            alignment, k_scale, v_scale, kv_order, kv_packing, kv_dtype, value_dim, out, lse,
+            out_dtype, return_lse, backend, stream,
+        )  # fmt: skip
+    except TypeError as error:
+        raise _explained(
+            error, scale=scale, softcap=softcap, causal=causal, window=(window_left, window_right),
+            chunk=chunk, alignment=alignment, kv_order=kv_order, kv_packing=kv_packing,
+            kv_dtype=kv_dtype, value_dim=value_dim, out_dtype=out_dtype, return_lse=return_lse,
+        ) from None  # fmt: skip
 
 
 def append(
@@ -161,10 +211,15 @@ def append(
 
     No byte of another slot is touched. Raises ``quire.Error`` before anything is written.
     """
-    _quire.append(
-        k, v, k_cache, v_cache, slots, k_scale, v_scale, kv_order, kv_packing, kv_dtype, backend,
-        stream,
-    )  # fmt: skip
+    try:
+        _quire.append(
+            k, v, k_cache, v_cache, slots, k_scale, v_scale, kv_order, kv_packing, kv_dtype,
+            backend, stream,
+        )  # fmt: skip
+    except TypeError as error:
+        raise _explained(
+            error, kv_order=kv_order, kv_packing=kv_packing, kv_dtype=kv_dtype
+        ) from None
 
 
 def merge(
@@ -190,7 +245,10 @@ def merge(
 
     Returns ``out``, or ``(out, lse)``.
     """
-    return _quire.merge(outs, lses, sinks, out, lse, out_dtype, return_lse, backend, stream)
+    try:
+        return _quire.merge(outs, lses, sinks, out, lse, out_dtype, return_lse, backend, stream)
+    except TypeError as error:
+        raise _explained(error, out_dtype=out_dtype, return_lse=return_lse) from None
 
 
 def pack_tree_mask(masks, depths=None):

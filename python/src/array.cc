@@ -159,9 +159,9 @@ bool read_numpy(const char* name, nb::handle source, Array& array) {
   }
   if (from->two != 2) return false;
   require_unmasked(name, source);
+  array.element = numpy_element(name, *from, source);
   require((from->flags & kNumpyNotSwapped) != 0, name, ": its bytes are in the other order");
   set_rank(name, from->nd, array);
-  array.element = numpy_element(name, *from, source);
   array.data = from->data;
   array.read_only = (from->flags & kNumpyWriteable) == 0;
   array.library = ArrayLibrary::kNumpy;

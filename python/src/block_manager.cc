@@ -20,6 +20,7 @@
 #include "copies.h"
 #include "dict_reader.h"
 #include "fail.h"
+#include "id_argument.h"
 #include "manager_object.h"
 #include "names.h"
 #include "numpy_output.h"
@@ -38,13 +39,13 @@ void EventCollector::on_event(const KvEvent& event) noexcept {
 
 namespace {
 
-SequenceId sequence(std::uint64_t id) {
-  return {id};
+SequenceId sequence(const IdArgument& id) {
+  return {id.value()};
 }
 
-std::vector<SequenceId> sequences(const std::vector<std::uint64_t>& ids) {
+std::vector<SequenceId> sequences(const std::vector<IdArgument>& ids) {
   std::vector<SequenceId> result;
-  for (const std::uint64_t id : ids) result.push_back({id});
+  for (const IdArgument& id : ids) result.push_back(sequence(id));
   return result;
 }
 
@@ -125,8 +126,7 @@ std::vector<Token> token_list(const char* name, nb::handle source) {
 }
 
 // The arrays of a step, with an indexed table.
-BatchObject write_step(const ManagerObject& self, int group,
-                       const std::vector<std::uint64_t>& ids) {
+BatchObject write_step(const ManagerObject& self, int group, const std::vector<IdArgument>& ids) {
   const std::vector<SequenceId> named = sequences(ids);
   const StepSizes sizes = self.manager->step_sizes(group, named);
   std::vector<std::int32_t> query_begins(named.size() + 1);
@@ -231,8 +231,8 @@ void add_admission(Manager& type) {
           [](ManagerObject& self, const Prompt& prompt, std::int64_t num_lookahead,
              std::int64_t max_chunk, std::int64_t num_cross_tokens)
               -> std::optional<std::pair<std::uint64_t, std::int64_t>> {
-            const auto admission = self.manager->admit(
-                prompt, admit_options(num_lookahead, max_chunk, num_cross_tokens));
+            const auto admission =
+                self.own().admit(prompt, admit_options(num_lookahead, max_chunk, num_cross_tokens));
             if (!admission.has_value()) return std::nullopt;
             return std::pair(admission->id.value, admission->num_cached_tokens);
           },
@@ -251,7 +251,7 @@ void add_admission(Manager& type) {
 }
 
 void add_token_calls(Manager& type) {
-  using Id = std::uint64_t;
+  using Id = const IdArgument&;
   using Count = std::int64_t;
   type.def(
           "can_append",
@@ -262,7 +262,7 @@ void add_token_calls(Manager& type) {
       .def(
           "append",
           [](ManagerObject& self, Id id, Count num_tokens) {
-            return self.manager->append(sequence(id), num_tokens);
+            return self.own().append(sequence(id), num_tokens);
           },
           nb::arg("id"), nb::arg("num_tokens"),
           "Slots for more tokens; False if blocks are missing.")
@@ -275,47 +275,45 @@ void add_token_calls(Manager& type) {
       .def(
           "commit",
           [](ManagerObject& self, Id id, nb::handle tokens) {
-            self.manager->commit(sequence(id), token_list("tokens", tokens));
+            self.own().commit(sequence(id), token_list("tokens", tokens));
           },
           nb::arg("id"), nb::arg("tokens"),
           "The first appended slots now hold K and V of these tokens.")
       .def(
           "commit_prompt",
           [](ManagerObject& self, Id id, Count num_tokens) {
-            self.manager->commit_prompt(sequence(id), num_tokens);
+            self.own().commit_prompt(sequence(id), num_tokens);
           },
           nb::arg("id"), nb::arg("num_tokens"), "The same with the next tokens of the prompt.")
       .def(
           "rollback",
           [](ManagerObject& self, Id id, Count num_tokens) {
-            self.manager->rollback(sequence(id), num_tokens);
+            self.own().rollback(sequence(id), num_tokens);
           },
           nb::arg("id"), nb::arg("num_tokens"), "Gives up the last appended, not committed tokens.")
       .def(
-          "fork", [](ManagerObject& self, Id id) { return self.manager->fork(sequence(id)).value; },
+          "fork", [](ManagerObject& self, Id id) { return self.own().fork(sequence(id)).value; },
           nb::arg("id"), "A second sequence with the same tokens; blocks are shared.")
       .def(
-          "free", [](ManagerObject& self, Id id) { self.manager->free(sequence(id)); },
-          nb::arg("id"))
+          "free", [](ManagerObject& self, Id id) { self.own().free(sequence(id)); }, nb::arg("id"))
       .def(
           "truncate",
           [](ManagerObject& self, Id id, Count num_tokens) {
-            return self.manager->truncate(sequence(id), num_tokens);
+            return self.own().truncate(sequence(id), num_tokens);
           },
           nb::arg("id"), nb::arg("num_tokens"),
           "Cuts to at most so many tokens; returns what is left.");
 }
 
 void add_sequence_calls(Manager& type) {
-  using Id = std::uint64_t;
+  using Id = const IdArgument&;
   using Count = std::int64_t;
   type.def(
           "can_swap_out",
           [](const ManagerObject& self, Id id) { return self.manager->can_swap_out(sequence(id)); },
           nb::arg("id"))
       .def(
-          "swap_out",
-          [](ManagerObject& self, Id id) { return self.manager->swap_out(sequence(id)); },
+          "swap_out", [](ManagerObject& self, Id id) { return self.own().swap_out(sequence(id)); },
           nb::arg("id"))
       .def(
           "can_swap_in",
@@ -324,7 +322,7 @@ void add_sequence_calls(Manager& type) {
           },
           nb::arg("id"), nb::arg("num_tokens") = 0)
       .def(
-          "swap_in", [](ManagerObject& self, Id id) { return self.manager->swap_in(sequence(id)); },
+          "swap_in", [](ManagerObject& self, Id id) { return self.own().swap_in(sequence(id)); },
           nb::arg("id"))
       .def(
           "num_blocks_to_swap_in",
@@ -357,13 +355,13 @@ void add_step_calls(Manager& type) {
   type.def(
           "take_copies",
           [](ManagerObject& self) {
-            const CopyLists lists = self.manager->take_copies();
+            const CopyLists lists = self.own().take_copies();
             return nb::make_tuple(lists.ticket, copy_stage(lists.groups));
           },
           "(ticket, copies of every group): run them before the step, then complete_copies.")
       .def(
           "complete_copies",
-          [](ManagerObject& self, std::uint64_t ticket) { self.manager->complete_copies(ticket); },
+          [](ManagerObject& self, std::uint64_t ticket) { self.own().complete_copies(ticket); },
           nb::arg("ticket"))
       .def("write_step", &write_step, nb::arg("group"), nb::arg("ids"),
            "The BatchView of the appended tokens of these sequences.")
@@ -373,17 +371,17 @@ void add_step_calls(Manager& type) {
             return self.manager->num_available_blocks(pool);
           },
           nb::arg("pool") = 0, "Free or evictable.")
-      .def("reset_prefix_cache", [](ManagerObject& self) { self.manager->reset_prefix_cache(); })
+      .def("reset_prefix_cache", [](ManagerObject& self) { self.own().reset_prefix_cache(); })
       .def(
           "resize",
           [](ManagerObject& self, int pool, std::int64_t num_blocks) {
-            return self.manager->resize(pool, num_blocks);
+            return self.own().resize(pool, num_blocks);
           },
           nb::arg("pool"), nb::arg("num_blocks"))
       .def(
           "reserve",
           [](ManagerObject& self, std::int64_t num_sequences, std::int64_t num_tokens_each) {
-            self.manager->reserve(num_sequences, num_tokens_each);
+            self.own().reserve(num_sequences, num_tokens_each);
           },
           nb::arg("num_sequences"), nb::arg("num_tokens_each"))
       .def("stats", &stats, "How full the cache is and what it has done.")

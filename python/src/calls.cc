@@ -104,6 +104,7 @@ nb::object attend(nb::handle q_object, nb::handle k_cache, nb::handle v_cache,
   const LayerParams params = layer_params({scale, softcap, alibi_slopes, sinks, bias}, q.shape[2]);
   const NewKvArrays stored = new_kv(k, v);
   require(stored.k.rank != 0 || is_none(slots), "slots: given without k");
+  require(stored.k.rank == 0 || !is_none(slots), "slots: missing, k is given");
   if (stored.k.rank != 0) require_writable(layer);
 
   AttentionSpec spec =

@@ -63,7 +63,9 @@ LayerCache make_layer(const StoragePtr& self, int index) {
 // (source, destination) pairs: an array [n, 2] or a sequence.
 std::vector<BlockCopy> block_copies(nb::handle source) {
   Numbers<std::int32_t> numbers;
-  if (PySequence_Check(source.ptr()) != 0 && PySequence_Size(source.ptr()) == 0) return {};
+  const Py_ssize_t size = PySequence_Check(source.ptr()) != 0 ? PySequence_Size(source.ptr()) : 1;
+  if (size < 0) nb::raise_python_error();
+  if (size == 0) return {};
   numbers.read_rows("copies", source, -1);
   require(!numbers.on_device(), "copies: on a device");
   require(numbers.num_rows() == 0 || numbers.num_columns() == 2,

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "fail.h"
 #include "quire/block_manager.h"
 
 namespace quire::python {
@@ -30,6 +31,13 @@ class EventCollector final : public KvEventSink {
 struct ManagerObject {
   std::unique_ptr<EventCollector> events;  // before the manager, which calls it
   std::unique_ptr<BlockManager> manager;
+  bool is_driven = false;  // by a scheduler: for ever, as its sequences stay
+
+  // To change it.
+  BlockManager& own() const {
+    require(!is_driven, "BlockManager: a scheduler drives it, so nobody else may change it");
+    return *manager;
+  }
 };
 
 }  // namespace quire::python

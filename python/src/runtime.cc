@@ -13,7 +13,6 @@ namespace quire::python {
 namespace {
 
 constexpr std::size_t kMaxIdle = 64;
-constexpr int kMaxThreads = 4096;  // of make_backend
 
 std::int64_t power_of_two(std::int64_t value) noexcept {
   constexpr std::int64_t kLargest = std::numeric_limits<std::int32_t>::max();
@@ -87,8 +86,8 @@ BackendPtr Runtime::backend(const std::string& name, Device device) {
 }
 
 void Runtime::set_num_threads(std::int64_t num_threads) {
-  require(num_threads >= 0 && num_threads <= kMaxThreads, "num_threads: not in [0, ", kMaxThreads,
-          "]: ", num_threads);
+  require(num_threads >= 0 && num_threads <= kMaxBackendThreads, "num_threads: not in [0, ",
+          kMaxBackendThreads, "]: ", num_threads);
   clear();
   const std::scoped_lock lock(mutex_);
   num_threads_ = static_cast<int>(num_threads);

@@ -19,6 +19,7 @@
 #include "copies.h"
 #include "dict_reader.h"
 #include "fail.h"
+#include "id_argument.h"
 #include "manager_object.h"
 #include "numpy_output.h"
 #include "quire/scheduler.h"
@@ -83,9 +84,13 @@ SchedulerPtr make_scheduler(std::shared_ptr<ManagerObject> manager, std::int64_t
   options.aging_steps = aging_steps;
   options.prefix = {.window = prefix_window, .wait_for_shared = wait_for_shared};
   options.preemption = preemption_options(preemption);
+  require(!manager->is_driven, "manager: another scheduler drives it");
+  require(manager->manager->stats().num_sequences == 0,
+          "manager: has sequences that no scheduler knows");
   auto object = std::make_shared<SchedulerObject>();
   object->scheduler = std::make_unique<Scheduler>(options, manager->manager->options());
   object->manager = std::move(manager);
+  object->manager->is_driven = true;
   return object;
 }
 
@@ -233,25 +238,28 @@ void add_request_calls(nb::class_<SchedulerObject>& type) {
                    [](const SchedulerPtr& self) { return self->scheduler->has_batch(); })
       .def(
           "extend",
-          [](const SchedulerPtr& self, std::uint64_t id, nb::handle tokens, nb::handle drafts) {
-            self->scheduler->extend({id}, tokens_of("tokens", tokens), tokens_of("drafts", drafts));
+          [](const SchedulerPtr& self, const IdArgument& id, nb::handle tokens, nb::handle drafts) {
+            self->scheduler->extend({id.value()}, tokens_of("tokens", tokens),
+                                    tokens_of("drafts", drafts));
           },
           nb::arg("id"), nb::arg("tokens"), nb::arg("drafts") = nb::make_tuple(),
           "Adds a token or several, and guesses of those that follow.")
       .def(
           "finish",
-          [](const SchedulerPtr& self, std::uint64_t id) { self->scheduler->finish({id}); },
+          [](const SchedulerPtr& self, const IdArgument& id) {
+            self->scheduler->finish({id.value()});
+          },
           nb::arg("id"), "It has all its tokens.")
       .def(
           "fork",
-          [](const SchedulerPtr& self, std::uint64_t id) {
-            return self->scheduler->fork({id}).value;
+          [](const SchedulerPtr& self, const IdArgument& id) {
+            return self->scheduler->fork({id.value()}).value;
           },
           nb::arg("id"), "A second request with the same tokens so far.")
       .def(
           "new_tokens",
-          [](const SchedulerPtr& self, std::uint64_t id) {
-            return to_numpy(self->scheduler->new_tokens({id}));
+          [](const SchedulerPtr& self, const IdArgument& id) {
+            return to_numpy(self->scheduler->new_tokens({id.value()}));
           },
           nb::arg("id"))
       .def("stats", &stats)
@@ -283,7 +291,9 @@ void bind_scheduler(nb::module_& module) {
            "Takes part from the next schedule() on. deadline: seconds of time.monotonic().")
       .def(
           "cancel",
-          [](const SchedulerPtr& self, std::uint64_t id) { self->scheduler->cancel({id}); },
+          [](const SchedulerPtr& self, const IdArgument& id) {
+            self->scheduler->cancel({id.value()});
+          },
           nb::arg("id"))
       .def_prop_ro("num_unfinished",
                    [](const SchedulerPtr& self) { return self->scheduler->num_unfinished(); })

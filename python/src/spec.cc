@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 #include "bindings.h"
 #include "names.h"
@@ -17,6 +18,26 @@ namespace quire::python {
 namespace {
 
 // A property over a field of the object or of a part of it.
+// Copies and pickles are made of the properties in `names`, which can all be set.
+template <class Class>
+void add_state(nb::class_<Class>& type, std::vector<const char*> names) {
+  const auto copy = [](const Class& self) { return Class(self); };
+  type.def("copy", copy)
+      .def("__copy__", copy)
+      .def("__deepcopy__", [](const Class& self, nb::handle) { return Class(self); })
+      .def("__getstate__",
+           [names](nb::handle self) {
+             nb::dict state;
+             for (const char* name : names) state[name] = self.attr(name);
+             return state;
+           })
+      .def("__setstate__", [](Class& self, const nb::dict& state) {
+        const nb::object made = nb::cast(Class());
+        for (const auto [name, value] : state) nb::setattr(made, name, value);
+        new (&self) Class(nb::cast<const Class&>(made));
+      });
+}
+
 template <class Class, class Field>
 void add_field(nb::class_<Class>& type, const char* name, Field field, const char* doc) {
   using T = std::remove_reference_t<std::invoke_result_t<Field, Class&>>;
@@ -156,7 +177,11 @@ void bind_spec(nb::module_& module) {
   spec.def(
       "validate", [](const AttentionSpec& self) { validate(self); },
       "Raises Error naming the field that contradicts another.");
-  spec.def("copy", [](const AttentionSpec& self) { return AttentionSpec(self); });
+  add_state(spec,
+            {"num_q_heads", "num_kv_heads", "head_dim",     "value_dim", "q_dtype", "out_dtype",
+             "kv_dtype",    "block_size",   "scales",       "v_in_k",    "layout",  "alignment",
+             "causal",      "window_left",  "window_right", "chunk",     "softcap", "alibi",
+             "sinks",       "bias",         "tree_mask",    "lse"});
   spec.def("__str__", [](const AttentionSpec& self) { return to_string(self); });
   spec.def("__repr__", [](const AttentionSpec& self) {
     return "<quire.AttentionSpec " + to_string(self) + ">";
@@ -190,6 +215,7 @@ void bind_spec(nb::module_& module) {
   add_field(
       bounds, "max_q_len", [](BatchBounds & self) -> auto& { return self.max_q_len; },
       "queries of one; 0: max_tokens");
+  add_state(bounds, {"max_sequences", "max_tokens", "max_kv_len", "max_total_kv_len", "max_q_len"});
 }
 
 }  // namespace quire::python

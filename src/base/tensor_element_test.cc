@@ -5,7 +5,10 @@
 
 #include <array>
 #include <cmath>
+#include <cstdint>
+#include <initializer_list>
 #include <limits>
+#include <string>
 
 namespace quire {
 namespace {
@@ -25,6 +28,27 @@ TEST(TensorElementTest, IndexFollowsTheStrides) {
   EXPECT_EQ(load_element(tensor, 1, 0, 2), 14);
   tensor.strides = {1, 0, 5};
   EXPECT_EQ(load_element(tensor, 1, 2, 3), 16);
+}
+
+std::string refusal_of(std::initializer_list<std::int64_t> shape) {
+  try {
+    const TensorView tensor(nullptr, DType::kF32, shape);
+    return "";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+TEST(TensorElementTest, DenseStridesFit64Bits) {
+  constexpr std::int64_t kLarge = std::int64_t{1} << 31;
+  EXPECT_EQ(refusal_of({kLarge, kLarge - 1}), "");
+  EXPECT_EQ(refusal_of({kLarge, 0, kLarge, kLarge - 1}), "");
+  EXPECT_EQ(refusal_of({2, kLarge, kLarge}),
+            "axis 0 of a tensor has an extent whose elements 64 bits cannot count: 2");
+  EXPECT_EQ(refusal_of({1, kLarge, kLarge, kLarge}),
+            "axis 1 of a tensor has an extent whose elements 64 bits cannot count: 2147483648");
+  EXPECT_EQ(refusal_of({4, -5, 6}), "axis 1 of a tensor has an extent below 0: -5");
+  EXPECT_EQ(refusal_of({1, 1, 1, 1, 1, 1}), "a tensor has at most 5 axes, not 6");
 }
 
 // Just above the middle of 1 and its neighbour in the format; f32 cannot hold the difference, so a

@@ -54,9 +54,6 @@ std::string join(const std::vector<std::string>& parts, const char* separator) {
   return text;
 }
 
-// More than any machine has; each costs a stack.
-constexpr int kMaxThreads = 4096;
-
 std::string known_names() {
   std::vector<std::string> names;
   for (const BackendEntry& entry : kTable) names.emplace_back(entry.name);
@@ -77,8 +74,8 @@ std::span<const BackendEntry> backend_table() noexcept {
 
 std::unique_ptr<AttentionBackend> make_backend(std::string_view name,
                                                const BackendOptions& options) {
-  require(options.num_threads >= 0 && options.num_threads <= kMaxThreads,
-          "num_threads: not in [0, ", kMaxThreads, "]: ", options.num_threads);
+  require(options.num_threads >= 0 && options.num_threads <= kMaxBackendThreads,
+          "num_threads: not in [0, ", kMaxBackendThreads, "]: ", options.num_threads);
   for (const BackendEntry& entry : kTable) {
     if (name != entry.name) continue;
     const Availability availability = entry.probe();

@@ -122,7 +122,9 @@ typedef struct quire_attention_output {
 } quire_attention_output;
 
 // q is [num_tokens, num_q_heads, head_dim]. Writes out (and lse) of every row that belongs to a
-// sequence. `params` NULL: all defaults.
+// sequence. `params` NULL: all defaults. What is written shares no element with what is read, or
+// else it is refused; tensors that only interleave are apart. Out may be q itself: the same memory
+// and strides, element for element.
 QUIRE_API quire_status quire_attend(quire_backend* backend, const quire_prepared_batch* prepared,
                                     const quire_attention_params* params, const quire_tensor* q,
                                     const quire_kv_source* source,
@@ -137,7 +139,7 @@ typedef struct quire_partial {
 } quire_partial;
 
 // Attention over the union of the disjoint key sets of partials [num_partials]; `sinks` is
-// [num_q_heads] or NULL. The output must not overlap a partial.
+// [num_q_heads] or NULL. The output shares no element with a partial.
 QUIRE_API quire_status quire_merge(quire_backend* backend, const quire_partial* partials,
                                    int64_t num_partials, const float* sinks,
                                    const quire_attention_output* output, void* stream);

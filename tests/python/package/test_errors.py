@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is wrong raises Error with the value, before anything is written."""
 
+import copy
 import ctypes
 import pickle
 
@@ -16,7 +17,9 @@ BIAS = np.zeros((2, 4, 5, 40), np.float32)
 BEGINS, LENS, TABLE = [0, 5, 6], [5, 40], [[3, 0, 0], [7, 1, 4]]
 
 
-def attend(q=Q, k=K, v=V, begins=BEGINS, lens=LENS, table=TABLE, **options):
+def attend(q=Q, k=K, v=V, begins=BEGINS, lens=LENS, table=TABLE, k_new=False, **options):
+    if k_new:
+        options |= {"k": K[0].copy(), "v": V[0].copy()}
     return quire.attend(q, k, v, begins, lens, table, **options)
 
 
@@ -86,6 +89,71 @@ def test_wrong(name):
     with pytest.raises(quire.Error, match=pattern) as raised:
         attend(**options)
     assert raised.value.code == "invalid_argument"
+
+
+WRONG_TYPES = {
+    "scale": ("x", "a number, or None, has 'x'"),
+    "softcap": (None, "a number, has None"),
+    "causal": (1, "True or False, has 1"),
+    "window": (3.5, "a whole number, has 3.5"),
+    "chunk": (2**70, "a whole number, has 1180591620717411303424"),
+    "alignment": (3, "a name, has 3"),
+    "kv_packing": (1, "a name, or None, has 1"),
+    "out_dtype": (np.float32, "a name, or None, has <class 'numpy.float32'>"),
+    "value_dim": ("a", "a whole number, has 'a'"),
+    "return_lse": ("yes", "True or False, has 'yes'"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_TYPES)
+def test_wrong_types_name_the_argument(name):
+    value, words = WRONG_TYPES[name]
+    with pytest.raises(TypeError) as raised:
+        attend(**{name: value})
+    assert str(raised.value) == f"{name}: needs {words}"
+
+
+def test_wrong_types_of_append_and_merge():
+    with pytest.raises(TypeError, match="kv_dtype: needs a name, or None, has 8"):
+        quire.append(K[0], V[0], K.copy(), V.copy(), range(16), kv_dtype=8)
+    with pytest.raises(TypeError, match="return_lse: needs True or False, has None"):
+        quire.merge([Q], [Q[..., 0].copy()], return_lse=None)
+
+
+def test_specs_are_values():
+    spec = quire.AttentionSpec(
+        8, 2, 64, value_dim=32, q_dtype="f16", out_dtype="f32", kv_dtype="i8", block_size=8,
+        scales="per_head", window_left=100, softcap=True, sinks=True, lse=True,
+    )  # fmt: skip
+    bounds = quire.BatchBounds(1, 2, 3, 4, max_q_len=2)
+    for make in (copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)),
+                 lambda x: x.copy()):  # fmt: skip
+        other = make(spec)
+        assert other == spec and str(other) == str(spec)
+        other.head_dim = 128
+        assert spec.head_dim == 64
+        again = make(bounds)
+        assert (again.max_sequences, again.max_total_kv_len, again.max_q_len) == (1, 4, 2)
+    # Every property of a spec is in its pickle.
+    names = [name for name, value in vars(quire.AttentionSpec).items() if type(value) is property]
+    assert set(spec.__getstate__()) == set(names) and len(names) > 20
+    for thing in (quire.KvCache(spec, 4), quire.Backend("cpu"), quire.PreparedBatch(spec)):
+        with pytest.raises(TypeError, match="cannot pickle"):
+            copy.copy(thing)
+
+
+def test_sequences_that_are_not_objects_of_ours():
+    class Raises(list):
+        def __len__(self):
+            raise ZeroDivisionError("of the caller")
+
+    cache = quire.KvCache(quire.AttentionSpec(4, 2, 32), 4)
+    with pytest.raises(ZeroDivisionError, match="of the caller"):
+        cache.copy_blocks(Raises([(0, 1)]))
+    with pytest.raises(quire.Error, match="slots: missing, k is given"):
+        attend(k_new=True)
+    with pytest.raises(quire.Error, match="q: quire has no number format 'void32'"):
+        attend(q=np.zeros((6, 4, 32), [("a", "f4")]))
 
 
 def test_tables_of_every_form():

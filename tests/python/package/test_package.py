@@ -91,6 +91,13 @@ def test_every_argument_of_attend_is_documented():
             assert argument in inspect.getdoc(function), argument
 
 
+def test_the_example_of_attend_runs():
+    text = inspect.getdoc(quire.attend).partition("Example")[2].partition("::")[2]
+    names = {"np": np, "quire": quire}
+    exec(inspect.cleandoc(text), names)
+    assert names["out"].shape == (6, 8, 64) and np.isfinite(names["out"]).all()
+
+
 def test_stubs_match():
     """python/quire/_quire.pyi is what tools/make_stubs.py writes."""
     script = ROOT / "tools/make_stubs.py"

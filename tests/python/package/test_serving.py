@@ -251,3 +251,43 @@ def test_token_slots():
         np.testing.assert_allclose(prepared.attend(q, view), expected, atol=1e-6)
     with pytest.raises(quire.Error, match="key"):
         quire.from_token_slots(begins, [0, 6, 15], read[::-1], block_size=4)
+
+
+def test_ids_that_nobody_gave_out():
+    manager = quire.BlockManager(8, 4)
+    for number in -1, 2**70, -(2**70):
+        with pytest.raises(quire.Error, match=f"id: not one that was given out: {number}"):
+            manager.append(number, 1)
+        with pytest.raises(quire.Error, match=f"id: not one that was given out: {number}"):
+            manager.write_step(0, [number])
+    with pytest.raises(quire.Error, match="sequence 999.0 is not one of this block manager"):
+        manager.append(999, 1)
+    with pytest.raises(TypeError):
+        manager.append("x", 1)
+    scheduler = quire.Scheduler(manager)
+    for call in scheduler.cancel, scheduler.finish, scheduler.fork, scheduler.new_tokens:
+        with pytest.raises(quire.Error, match="id: not one that was given out: -1"):
+            call(-1)
+    with pytest.raises(quire.Error, match="id: not one that was given out: -1"):
+        scheduler.extend(-1, 5)
+
+
+def test_a_manager_has_one_master():
+    manager = quire.BlockManager(8, 4)
+    prompt = quire.Prompt([1, 2, 3], 4)
+    sequence, _ = manager.admit(prompt)
+    with pytest.raises(quire.Error, match="manager: has sequences that no scheduler knows"):
+        quire.Scheduler(manager)
+    manager.free(sequence)
+    scheduler = quire.Scheduler(manager)
+    with pytest.raises(quire.Error, match="manager: another scheduler drives it"):
+        quire.Scheduler(manager)
+    for call in (lambda: manager.admit(prompt), lambda: manager.append(sequence, 1),
+                 lambda: manager.free(sequence), manager.take_copies,
+                 manager.reset_prefix_cache, lambda: manager.resize(0, 4)):  # fmt: skip
+        with pytest.raises(quire.Error, match="a scheduler drives it, so nobody else may change"):
+            call()
+    scheduler.submit(prompt)
+    scheduler.commit(scheduler.schedule())
+    manager.validate()
+    assert manager.stats() and manager.can_admit(prompt) == "now"  # looking at it is free
