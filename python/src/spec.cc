@@ -17,10 +17,9 @@
 namespace quire::python {
 namespace {
 
-// A property over a field of the object or of a part of it.
 // Copies and pickles are made of the properties in `names`, which can all be set.
 template <class Class>
-void add_state(nb::class_<Class>& type, std::vector<const char*> names) {
+void add_state(nb::class_<Class>& type, const std::vector<const char*>& names) {
   const auto copy = [](const Class& self) { return Class(self); };
   type.def("copy", copy)
       .def("__copy__", copy)
@@ -38,6 +37,7 @@ void add_state(nb::class_<Class>& type, std::vector<const char*> names) {
       });
 }
 
+// A property over a field of the object or of a part of it.
 template <class Class, class Field>
 void add_field(nb::class_<Class>& type, const char* name, Field field, const char* doc) {
   using T = std::remove_reference_t<std::invoke_result_t<Field, Class&>>;

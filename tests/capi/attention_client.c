@@ -206,6 +206,23 @@ void test_sinks_and_bias(void) {
   free_client(client);
 }
 
+// Results may take the place of q, and of nothing else that is read. Q is gone then.
+static void check_places_of_results(Client* client, quire_prepared_batch* prepared,
+                                    const quire_tensor* q, const quire_kv_source* source) {
+  const int64_t num_rows = q->shape[0];
+  quire_tensor out = dense3(client->q + kQHeads * kDim, num_rows, kQHeads, kDim);
+  const quire_attention_output output = {QUIRE_SIZED(quire_attention_output), .out = &out};
+  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "out: overlaps q, and is not q element for element",
+              quire_attend(client->backend, prepared, NULL, q, source, &output, NULL));
+  out.data = client->k;
+  CHECK_FAILS(QUIRE_INVALID_ARGUMENT, "out: overlaps the cache",
+              quire_attend(client->backend, prepared, NULL, q, source, &output, NULL));
+  out.data = client->q;
+  CHECK_OK(quire_attend(client->backend, prepared, NULL, q, source, &output, NULL));
+  const size_t bytes = (size_t)num_rows * kQHeads * kDim * sizeof *client->q;
+  CHECK(memcmp(client->q, client->out, bytes) == 0);
+}
+
 // Keys without blocks: rows of K and V as they come.
 void test_ragged(void) {
   Client* client = make_client("cpu", 0);
@@ -237,6 +254,7 @@ void test_ragged(void) {
   const quire_attention_output output = {QUIRE_SIZED(quire_attention_output), .out = &out};
   CHECK_OK(quire_attend(client->backend, prepared, NULL, &q, &source, &output, NULL));
   check_rows(client, &step);
+  check_places_of_results(client, prepared, &q, &source);
   CHECK_OK(quire_prepared_batch_destroy(prepared));
   free_client(client);
 }

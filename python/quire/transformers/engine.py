@@ -8,6 +8,7 @@ into one row; the model supplies everything but attention, which reads the cache
 from __future__ import annotations
 
 import inspect
+import operator
 import threading
 import weakref
 from collections import deque
@@ -21,6 +22,18 @@ from quire._quire import BlockManager, Prompt, ScheduledBatch, Scheduler
 from quire.transformers.attention import NAME, active, unsupported
 from quire.transformers.layers import divide_memory, find_specs, make_groups
 from quire.transformers.sampling import Sampler, Sampling
+
+
+def _whole_numbers(name: str, values: Any) -> list[int]:
+    if hasattr(values, "tolist"):
+        values = values.tolist()
+    numbers: list[int] = []
+    for value in values:
+        try:
+            numbers.append(operator.index(value))
+        except TypeError:
+            raise Error(f"{name}: {value!r} at {len(numbers)} is not a whole number") from None
+    return numbers
 
 
 class Request:
@@ -232,7 +245,7 @@ class Engine:
             deadline: in seconds of ``time.monotonic()``.
             salt: only requests of equal salt share cached beginnings.
         """
-        tokens = [int(token) for token in tokens]
+        tokens = _whole_numbers("tokens", tokens)
         if not tokens:
             raise Error("tokens: is empty")
         vocabulary = self._model.config.get_text_config().vocab_size
@@ -245,7 +258,11 @@ class Engine:
             eos_token_id = self._model.generation_config.eos_token_id
         if eos_token_id is None:
             eos_token_id = ()
-        ends = [eos_token_id] if isinstance(eos_token_id, int) else eos_token_id
+        if hasattr(eos_token_id, "tolist"):
+            eos_token_id = eos_token_id.tolist()
+        if isinstance(eos_token_id, int):
+            eos_token_id = [eos_token_id]
+        ends = _whole_numbers("eos_token_id", eos_token_id)
         sampler = Sampler(sampling or Sampling(), self._model.device)
         request = Request(self, tokens, frozenset(ends), sampler)
         prompt = Prompt(tokens, self._block_size, salt=salt)

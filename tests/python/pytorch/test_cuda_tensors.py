@@ -6,18 +6,21 @@ Needs a CUDA device and the plug-in ``libquire_cuda.so`` (QUIRE_PLUGIN_PATH); sk
 
 import threading
 
+import compat_cases
 import pytest
 import quire
 import torch
 
-if not torch.cuda.is_available():
-    pytest.skip("there is no CUDA device", allow_module_level=True)
-_CUDA = next(one for one in quire.info()["backends"] if one["name"] == "cuda")
-if not _CUDA["available"]:
-    pytest.skip(f"backend cuda: {'; '.join(_CUDA['reasons'])}", allow_module_level=True)
 
-import compat_cases
+def what_is_missing():
+    if not torch.cuda.is_available():
+        return "PyTorch sees no CUDA device"
+    cuda = next(one for one in quire.info()["backends"] if one["name"] == "cuda")
+    return "" if cuda["available"] else f"backend cuda: {'; '.join(cuda['reasons'])}"
 
+
+MISSING = what_is_missing()
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
 QUERY_BEGINS = [0, 5, 6, 26]
 KV_LENS = [5, 40, 33]
 TABLE = [[3, 0, 0], [7, 1, 4], [5, 6, 8]]

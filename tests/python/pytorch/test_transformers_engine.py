@@ -316,6 +316,15 @@ def test_wrong_requests(llama):
             engine.submit([])
         with pytest.raises(quire.Error, match="tokens: 128 at 1, the model has 128"):
             engine.submit([5, 128])
+        for bad in [1.9], ["a"], [[5, 6]], torch.ones(2, 3), [None]:
+            with pytest.raises(quire.Error, match="tokens: .* at 0 is not a whole number"):
+                engine.submit(bad)
+        with pytest.raises(quire.Error, match="eos_token_id: 'x' at 1 is not a whole number"):
+            engine.submit([5], eos_token_id=[1, "x"])
+        for good in torch.tensor([5, 6]), (5, 6), iter([5, 6]):
+            engine.submit(good, eos_token_id=torch.tensor([1, 2])).cancel()
+        engine.submit([5], eos_token_id=torch.tensor(1)).cancel()
+        assert engine.generate([]) == []
         with pytest.raises(quire.Error, match="max_new_tokens: 0"):
             engine.submit([5], max_new_tokens=0)
         with pytest.raises(quire.Error, match="entry 0: needs 1002 tokens"):
