@@ -19,6 +19,7 @@
 #if !defined(QUIRE_UNROLL)  // tests compile most kernels without
 #define QUIRE_UNROLL _Pragma("unroll")
 #endif
+#define QUIRE_UNROLL_4 _Pragma("unroll 4")
 #define QUIRE_NO_UNROLL _Pragma("unroll 1")
 
 namespace quire::gpu {
