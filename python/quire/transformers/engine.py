@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from quire._error import Error
 from quire._quire import BlockManager, Prompt, ScheduledBatch, Scheduler
@@ -128,6 +129,8 @@ def _release_attention(model: Any) -> None:
 
 
 def _check_model(model: Any) -> None:
+    if not isinstance(model, PreTrainedModel):
+        raise Error(f"model: needs a model of transformers, has {type(model).__name__}")
     config = model.config
     if getattr(config, "is_encoder_decoder", False):
         raise unsupported("model: an encoder-decoder; use generate with the attention 'quire'")
@@ -245,6 +248,8 @@ class Engine:
             deadline: in seconds of ``time.monotonic()``.
             salt: only requests of equal salt share cached beginnings.
         """
+        if self._closed:
+            raise Error("engine: it is closed")
         tokens = _whole_numbers("tokens", tokens)
         if not tokens:
             raise Error("tokens: is empty")
@@ -263,6 +268,8 @@ class Engine:
         if isinstance(eos_token_id, int):
             eos_token_id = [eos_token_id]
         ends = _whole_numbers("eos_token_id", eos_token_id)
+        if not isinstance(sampling, (Sampling, type(None))):
+            raise Error(f"sampling: needs a Sampling, has {type(sampling).__name__}")
         sampler = Sampler(sampling or Sampling(), self._model.device)
         request = Request(self, tokens, frozenset(ends), sampler)
         prompt = Prompt(tokens, self._block_size, salt=salt)

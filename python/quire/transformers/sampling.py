@@ -45,8 +45,10 @@ class Sampling:
             raise Error(f"min_p: {self.min_p}, must be from 0 to 1")
         if not 0 < self.repetition_penalty < math.inf:
             raise Error(f"repetition_penalty: {self.repetition_penalty}, must be finite, above 0")
-        if self.seed is not None and not isinstance(self.seed, int):
-            raise Error(f"seed: {self.seed!r}, must be None or a whole number")
+        if self.seed is not None and not (
+            isinstance(self.seed, int) and -(2**63) <= self.seed < 2**64
+        ):
+            raise Error(f"seed: {self.seed!r}, must be None or a whole number of 64 bits")
         if not isinstance(self.logits_processors, Sequence):
             raise Error("logits_processors: needs a list")
         for i, one in enumerate(self.logits_processors):
@@ -88,8 +90,19 @@ class Sampler:
         scores = scores[None].float()
         if self._steps:
             before = torch.tensor([list(tokens)], device=scores.device)
+            shape = scores.shape
             for step in self._steps:
                 scores = step(before, scores)
+                # A token outside of the vocabulary would end the step of all requests.
+                if not isinstance(scores, torch.Tensor) or scores.shape != shape:
+                    found = list(getattr(scores, "shape", [])) or type(scores).__name__
+                    raise Error(
+                        f"logits_processors: {step!r} returned {found}, needs scores {list(shape)}"
+                    )
         if not self._draws:
             return int(scores.argmax())
-        return int(torch.multinomial(scores.softmax(-1), 1, generator=self._generator))
+        weights = scores.softmax(-1)
+        # On a GPU multinomial would end the process for all of them.
+        if not bool(weights.isfinite().all()):
+            raise Error("scores: are not numbers that a token can be drawn by")
+        return int(torch.multinomial(weights, 1, generator=self._generator))

@@ -234,6 +234,27 @@ def test_a_processor_that_fails_ends_its_request_alone(llama):
         assert engine.generate(PROMPTS[:1], max_new_tokens=NUM_NEW) == llama.expected[:1]
 
 
+@pytest.mark.parametrize(
+    "scores, message",
+    {
+        "nothing": (lambda s: None, "returned NoneType, needs scores .1, 128."),
+        "too_wide": (lambda s: torch.arange(1000.0)[None], "returned .1, 1000., needs scores"),
+        "nan": (lambda s: s * float("nan"), "scores: are not numbers"),
+        "none_left": (lambda s: s - float("inf"), "scores: are not numbers"),
+    }.values(),
+)
+def test_scores_that_choose_no_token(llama, scores, message):
+    """They would end the steps of all: a token that the model lacks, or a fault on a GPU."""
+    sampling = Sampling(temperature=1.0, logits_processors=[lambda tokens, s: scores(s)])
+    with make_engine(llama.model) as engine:
+        bad = engine.submit(PROMPTS[0], sampling=sampling)
+        good = engine.submit(PROMPTS[1], max_new_tokens=NUM_NEW)
+        list(engine.stream())
+        assert good.tokens == llama.expected[1] and bad.finish_reason == "error"
+        with pytest.raises(quire.Error, match=message):
+            list(bad)
+
+
 def test_an_interrupt_between_tokens_loses_none(llama):
     with make_engine(llama.model) as engine:
         settings = [None, failing_after(4, KeyboardInterrupt()), None]
@@ -296,7 +317,9 @@ def test_engines_share_a_model(llama):
     assert first.generate(PROMPTS[:2], max_new_tokens=NUM_NEW) == llama.expected[:2]
     first.close()
     with pytest.raises(quire.Error, match="it is closed"):
-        first.generate(PROMPTS[:1])
+        first.submit(PROMPTS[0])
+    with pytest.raises(quire.Error, match="it is closed"):
+        first.step()
     assert second.generate(PROMPTS[:2], max_new_tokens=NUM_NEW) == llama.expected[:2]
     second.close()
     assert llama.model.config._attn_implementation == "sdpa"
@@ -325,6 +348,8 @@ def test_wrong_requests(llama):
             engine.submit(good, eos_token_id=torch.tensor([1, 2])).cancel()
         engine.submit([5], eos_token_id=torch.tensor(1)).cancel()
         assert engine.generate([]) == []
+        with pytest.raises(quire.Error, match="sampling: needs a Sampling, has dict"):
+            engine.submit([5], sampling={"temperature": 1.0})
         with pytest.raises(quire.Error, match="max_new_tokens: 0"):
             engine.submit([5], max_new_tokens=0)
         with pytest.raises(quire.Error, match="entry 0: needs 1002 tokens"):
@@ -334,7 +359,7 @@ def test_wrong_requests(llama):
             {"top_p": 0}, {"temperature": -1}, {"top_k": -1}, {"min_p": 2}, {"temperature": nan},
             {"temperature": float("inf")}, {"top_p": nan}, {"min_p": nan}, {"top_k": 2.5},
             {"repetition_penalty": nan}, {"repetition_penalty": 0}, {"seed": "x"},
-            {"logits_processors": [3]},
+            {"logits_processors": [3]}, {"seed": 2**64},
         ):  # fmt: skip
             with pytest.raises(quire.Error, match=next(iter(settings))):
                 Sampling(**settings)
@@ -342,6 +367,8 @@ def test_wrong_requests(llama):
 
 
 def test_models_it_cannot_serve(llama):
+    with pytest.raises(quire.Error, match="model: needs a model of transformers, has NoneType"):
+        Engine(None)
     with pytest.raises(quire.Error, match="encoder-decoder"):
         Engine(tiny_models.make("bart"))
     with pytest.raises(quire.Error, match="not causal"):
