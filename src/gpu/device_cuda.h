@@ -10,6 +10,7 @@
 // What is rarely needed: kept out of the loops that call it.
 #define QUIRE_DEVICE_RARE __device__ __noinline__
 #define QUIRE_UNROLL _Pragma("unroll")
+#define QUIRE_UNROLL_4 _Pragma("unroll 4")
 #define QUIRE_NO_UNROLL _Pragma("unroll 1")
 
 namespace quire::gpu {
@@ -25,6 +26,14 @@ QUIRE_DEVICE int block_index() {
 }
 QUIRE_DEVICE int num_blocks() {
   return static_cast<int>(gridDim.x);
+}
+
+// x, of which the compiler knows nothing: what follows from it is computed again where it is needed,
+// not kept in registers around a loop.
+QUIRE_DEVICE int recomputed(int x) {
+  int y;
+  asm volatile("mov.b32 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
 }
 
 // Programmatic dependent launch, where the device has it: what earlier grids wrote may be read

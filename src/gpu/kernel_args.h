@@ -46,10 +46,9 @@ QUIRE_HOST_DEVICE constexpr ItemList item_list(std::int64_t num_rows) {
   if (num_rows <= kFewRows) return ItemList::kFew;
   return num_rows <= kStreamRows ? ItemList::kStream : ItemList::kTile;
 }
-// Rows of an item of all others, by the dims of the kernel: keys are read once for all of them. 128
-// rows of more dims were no faster, in twice the shared memory.
+// Rows of an item of all others, by the dims of the kernel: as many as its registers hold.
 QUIRE_HOST_DEVICE constexpr int tile_rows(int dims) {
-  return dims == 64 ? 128 : 64;
+  return dims == 256 ? 64 : 128;
 }
 
 // The first thing found wrong with metadata that lies on the device: what it is in the upper eight

@@ -12,6 +12,7 @@
 #define QUIRE_DEVICE inline
 #define QUIRE_DEVICE_RARE inline
 #define QUIRE_UNROLL
+#define QUIRE_UNROLL_4
 #define QUIRE_NO_UNROLL
 
 namespace quire::gpu {
@@ -27,6 +28,10 @@ inline int block_index() {
 }
 inline int num_blocks() {
   return static_cast<int>(simt::grid_dim().x);
+}
+
+inline int recomputed(int x) {
+  return x;
 }
 
 namespace emulated {

@@ -46,7 +46,7 @@ struct StreamShape {
   // go to the others.
   static constexpr int kStateBegin = (kStages - 1) * Tile::kBytes;
   static_assert(kRows * kDims * 4 <= Tile::kBytes);
-  static constexpr int kScratchBytes = Rows::kScratchFloats * 4;
+  static constexpr int kScratchBytes = Rows::kScratchBytes;
   static constexpr int kTeamBytes = kRingBytes + kScratchBytes;
   // The block loads the queries, rows of raw numbers with a gap that keeps lanes apart; where their
   // fragments do not fit the registers beside the values, these stay in shared memory.
@@ -111,7 +111,7 @@ class StreamTeam {
             place.head * args_.q.strides[1] + piece.dim * args_.q.strides[2];
         const auto* q = static_cast<const std::uint16_t*>(args_.q.data) + at;
         pieces_[i] = args_.q_in_sixteens ? *reinterpret_cast<const Sixteen*>(q)
-                                         : gather(q, args_.q.strides[2]);
+                                         : gather_query(q, args_.q.strides[2]);
       }
     }
   }
@@ -141,7 +141,8 @@ class StreamTeam {
   }
 
   QUIRE_DEVICE void start() {
-    rows_.start(args_, *item_, 0);
+    rows_.start(args_, *item_, 0, scratch_);
+    rows_.clear_state();
     if constexpr (Tile::kScalesQueries) {
       QUIRE_UNROLL
       for (int slot = 0; slot < Map::kSlots; ++slot) {
@@ -210,13 +211,6 @@ class StreamTeam {
     const int index = i * Shape::kThreads + thread_index();
     return {index / (kDims / 8), index % (kDims / 8) * 8};
   }
-  QUIRE_DEVICE_RARE static Sixteen gather(const std::uint16_t* q, std::int64_t stride) {
-    Sixteen piece;
-    for (int i = 0; i < 4; ++i) {
-      piece.x[i] = q[2 * i * stride] | static_cast<std::uint32_t>(q[(2 * i + 1) * stride]) << 16;
-    }
-    return piece;
-  }
   // 8-bit keys: queries of either 16-bit format, of which the lower or the upper in a word.
   QUIRE_DEVICE float query_at(std::uint32_t two, int which) const {
     const auto bits = static_cast<std::uint16_t>(two >> (16 * which));
@@ -247,9 +241,7 @@ class StreamTeam {
   QUIRE_DEVICE void attend_tile(int first_key, unsigned char* tile) {
     typename Rows::Scores s;
     Rows::clear(s);
-    const auto scores = [&s](int, int n) -> float(&)[4] { return s[n]; };
-    const auto values = [this](int, int n) -> float(&)[4] { return rows_.o[n]; };
-    Products::template multiply_keys<1, 1>(
+    Products::template multiply_keys<1>(
         tile,
         [this](int, int step) {
           if constexpr (Shape::kQueriesStay) {
@@ -258,18 +250,18 @@ class StreamTeam {
             return q_[step];
           }
         },
-        scores);
+        s);
     const bool hides = rows_.weigh(args_, *item_, first_key, tile, scratch_, s);
     if (any(hides) && Tile::has_non_finite_values(tile)) {
-      Rows::to_scratch(s, scratch_);
-      add_non_finite<Stored, kDims, Map>(tile, scratch_, kKeys, rows_.o);
+      Rows::to_scratch(s, 0, 0, scratch_);
+      rows_.add_non_finite_values(tile, scratch_, 0);
       Tile::clear_non_finite(tile);
     }
     const bool twice = Rows::needs_rest_of_weights(args_);
     QUIRE_NO_UNROLL
     for (int pass = 0; pass < (twice ? 2 : 1); ++pass) {
       if (pass == 1) Rows::keep_rest(s);
-      Products::template multiply_values<1>(tile, scores, values);
+      Products::multiply_values(tile, s, rows_.o);
     }
   }
 

@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of many rows: prefill and chunks. Each team holds some blocks of 16 packed rows in
-// registers and all teams read the same keys: a stage of shared memory holds one key tile for each
-// team to load, and while one stage is computed the next is on its way.
+// Attention of many rows: prefill and chunks. Each team holds blocks of 16 packed rows in
+// registers, which share what it loads of keys and values, and all teams read the same ones: a
+// stage of shared memory holds one key tile for each team to bring, and while one stage is computed
+// the next is on its way.
+//
+// There are two loops: a plain one, which has its registers for the products, and a general one for
+// scores that are more than scaled products, for trees, and for values that are not finite where
+// some row does not see them: an item in which the plain one meets such values begins again.
 #pragma once
 
 #include <cstdint>
@@ -23,40 +28,41 @@ struct TileShared {
 template <class Stored, int kDims>
 struct TileShape {
   using Tile = KeyTile<Stored, kDims>;
-  static constexpr int kTeams = tile_rows(kDims) / RowsDown::kRows;
+  static constexpr int kTeams = 4;
   static constexpr int kThreads = kTeams * kTeam;
-  static constexpr int kBlocks = 1;                // of rows in a team
-  static constexpr int kTiles = 64 / Tile::kKeys;  // that are attended to at a time
+  static constexpr int kMinBlocks = kDims == 256 ? 1 : 2;
+  using Map = RowsDown<tile_rows(kDims) / kTeams / 16>;
   static constexpr int kStageBytes = kTeams * Tile::kBytes;
   static constexpr int kStages = 2;
-  using Rows = RowBlock<Stored, kDims, kTiles, RowsDown>;
-  static constexpr int kSteps = kDims / 16;
-  static constexpr int kQueryBytes = kTeams * kBlocks * kSteps * kTeam * 16;
-  static constexpr int kScratchBytes = Rows::kScratchFloats * 4;  // of a team
-  static constexpr int kSharedBytes = kStages * kStageBytes + kQueryBytes + kTeams * kScratchBytes +
+  static constexpr int kQueryBytes = Map::kRows * kDims * 2;                            // of a team
+  static constexpr int kScratchBytes = RowBlock<Stored, kDims, 1, Map>::kScratchBytes;  // of a team
+  static constexpr int kSharedBytes = kStages * kStageBytes +
+                                      kTeams * (kQueryBytes + kScratchBytes) +
                                       static_cast<int>(sizeof(TileShared));
 };
 
-template <class Stored, int kDims>
+template <class Stored, int kDims, bool kGeneral>
 class TileTeam {
  public:
   using Shape = TileShape<Stored, kDims>;
   using Tile = typename Shape::Tile;
-  using Rows = typename Shape::Rows;
+  using Map = typename Shape::Map;
+  static constexpr int kTiles = kGeneral ? 1 : 64 / Tile::kKeys;  // that are attended to at a time
+  using Rows = RowBlock<Stored, kDims, kTiles, Map, kGeneral>;
   using Fragment = typename Rows::Fragment;
   using Products = typename Rows::Products;
-  static constexpr int kBlocks = Shape::kBlocks;
   static constexpr int kTeams = Shape::kTeams;
 
   QUIRE_DEVICE TileTeam(const AttendArgs& args, const Item& item, unsigned char* memory)
       : args_(args), item_(item), stages_(memory) {
-    unsigned char* queries = memory + Shape::kStages * Shape::kStageBytes;
-    queries_ = reinterpret_cast<Fragment*>(queries) + team() * kBlocks * Shape::kSteps * kTeam;
+    queries_ = memory + Shape::kStages * Shape::kStageBytes + team() * Shape::kQueryBytes;
     scratch_ =
-        reinterpret_cast<float*>(queries + Shape::kQueryBytes + team() * Shape::kScratchBytes);
+        reinterpret_cast<float*>(memory + Shape::kStages * Shape::kStageBytes +
+                                 kTeams * Shape::kQueryBytes + team() * Shape::kScratchBytes);
   }
 
-  // All teams of the block together. `flag` is shared.
+  // All teams of the block together. `flag` is shared and 0; the plain loop counts in it what is
+  // for the general one.
   QUIRE_DEVICE void run(int* flag) {
     // Stages begin at multiples of their own length.
     const int first = item_.key_begin / Tile::kKeys / kTeams * kTeams;
@@ -64,15 +70,11 @@ class TileTeam {
     TileLoader<Stored, kDims> loader;
     loader.begin(args_, item_);
     loader.look_up(args_, item_, first + team());
-    load(loader, first, 0);
-    QUIRE_UNROLL
-    for (int b = 0; b < kBlocks; ++b) {
-      Rows& rows = rows_[b];
-      rows.start(args_, item_, (b * kTeams + team()) * Rows::kRows);
-      rows.load_queries(args_, item_, [this, b](int step, const Fragment& fragment) {
-        queries_[(b * Shape::kSteps + step) * kTeam + lane()] = fragment;
-      });
-    }
+    block_ = loader.block();
+    rows_.start(args_, item_, team() * Rows::kRows, scratch_);
+    load_queries();
+    load(first, 0);
+    rows_.clear_state();
     find_full_keys();
     sync_team();
     int stage = 0;
@@ -80,33 +82,74 @@ class TileTeam {
     for (int tile = first; tile < last; tile += kTeams) {
       async_wait<0>();
       sync_block();  // this stage is here, and the other one has been read
-      load(loader, tile + kTeams, 1 - stage);
+      load(tile + kTeams, 1 - stage);
       QUIRE_NO_UNROLL
-      for (int part = 0; part < kTeams; part += Shape::kTiles) {
+      for (int part = 0; part < kTeams; part += kTiles) {
         attend_part((tile + part) * Tile::kKeys,
                     stages_ + stage * Shape::kStageBytes + part * Tile::kBytes, flag);
       }
       stage = 1 - stage;
     }
     async_wait<0>();
-    QUIRE_UNROLL
-    for (int b = 0; b < kBlocks; ++b) rows_[b].finish();
+    rows_.finish();
   }
 
   // The rows that are whole to the output, those of a split to the workspace.
   QUIRE_DEVICE void store() const {
     QUIRE_UNROLL
-    for (int b = 0; b < kBlocks; ++b) {
-      QUIRE_UNROLL
-      for (int h = 0; h < 2; ++h) store_row(rows_[b], h);
-    }
+    for (int slot = 0; slot < Map::kSlots; ++slot) store_row(slot);
   }
 
  private:
-  QUIRE_DEVICE void load(TileLoader<Stored, kDims>& loader, int tile, int stage) {
+  // The queries of the team's rows: those for 16-bit keys lie like the keys of a tile, those for
+  // 8-bit ones as fragments.
+  QUIRE_DEVICE void load_queries() {
+    if constexpr (!Tile::kIs16Bit) {
+      rows_.load_scaled_queries(args_, item_,
+                                [this](int block, int step, const Fragment& fragment) {
+                                  scaled_query(block, step) = fragment;
+                                });
+      return;
+    }
+    QUIRE_NO_UNROLL
+    for (int i = lane(); i < Rows::kRows * Tile::kChunks; i += kTeam) {
+      const int row = i / Tile::kChunks;
+      const int chunk = i % Tile::kChunks;
+      const bool valid = rows_.first_row + row < item_.num_rows && 8 * chunk < args_.cache.head_dim;
+      const std::int64_t at = valid ? Rows::query_offset(args_, item_, rows_.first_row + row) +
+                                          8 * chunk * args_.q.strides[2]
+                                    : 0;
+      const auto* q = static_cast<const std::uint16_t*>(args_.q.data) + at;
+      unsigned char* to = queries_ + row * Tile::kRowBytes + 16 * (chunk ^ Tile::k_swizzle(row));
+      if (args_.q_in_sixteens) {
+        async_copy16(to, q, valid);
+      } else {
+        *reinterpret_cast<Sixteen*>(to) = valid ? gather_query(q, args_.q.strides[2]) : Sixteen{};
+      }
+    }
+  }
+  QUIRE_DEVICE Fragment query(int block, int step, int own) const {
+    Fragment fragment;
+    if constexpr (Tile::kIs16Bit) {
+      // Rows 0-7 and 8-15 of the lower eight dims, then of the upper eight.
+      load_matrices(fragment.x, queries_ + Tile::matrix_row(16 * block + own % 16, step, own / 16));
+    } else {
+      fragment = scaled_query(block, step);
+    }
+    return fragment;
+  }
+  QUIRE_DEVICE Fragment& scaled_query(int block, int step) const {
+    return reinterpret_cast<Fragment*>(queries_)[(block * (kDims / 16) + step) * kTeam + lane()];
+  }
+
+  QUIRE_DEVICE void load(int tile, int stage) {
+    TileLoader<Stored, kDims> loader;
+    loader.begin(args_, item_);
+    loader.resume(args_, item_, tile + team(), block_);
     loader.load(args_, item_, tile + team(),
                 stages_ + stage * Shape::kStageBytes + team() * Tile::kBytes,
                 tile + kTeams + team());
+    block_ = loader.block();
     // Tiles past the end are not loaded, but multiplied with weights of 0.
     if ((tile + team()) * Tile::kKeys >= item_.key_end && tile * Tile::kKeys < item_.key_end) {
       auto* at =
@@ -118,34 +161,23 @@ class TileTeam {
   // kTiles tiles of a stage, from `first_key` on.
   QUIRE_DEVICE void attend_part(int first_key, unsigned char* tiles, int* flag) {
     if (first_key >= item_.key_end) return;
-    typename Rows::Scores s[kBlocks];
-    QUIRE_UNROLL
-    for (int b = 0; b < kBlocks; ++b) Rows::clear(s[b]);
-    const auto queries = [this](int b, int step) {
-      return queries_[(b * Shape::kSteps + step) * kTeam + lane()];
-    };
-    Products::template multiply_keys<kBlocks, Shape::kTiles>(
-        tiles, queries, [&s](int b, int n) -> float(&)[4] { return s[b][n]; });
-    QUIRE_UNROLL
-    for (int b = 0; b < kBlocks; ++b) {
-      rows_[b].weigh(args_, item_, first_key, tiles, scratch_, s[b]);
+    typename Rows::Scores s;
+    Rows::clear(s);
+    const int own = recomputed(lane());
+    Products::template multiply_keys<kTiles>(
+        tiles, [this, own](int block, int step) { return query(block, step, own); }, s);
+    rows_.weigh(args_, item_, first_key, tiles, scratch_, s);
+    if (hides_some(first_key)) {
+      if constexpr (kGeneral) {
+        take_out_non_finite(tiles, s, flag);
+      } else {
+        find_non_finite(tiles, flag);
+      }
     }
-    if (hides_some(first_key)) take_out_non_finite(tiles, s, flag);
-    add_values(tiles, s);
+    Products::template multiply_values<kTiles>(tiles, s, rows_.o);
     if (Rows::needs_rest_of_weights(args_)) {
-      QUIRE_UNROLL
-      for (int b = 0; b < kBlocks; ++b) Rows::keep_rest(s[b]);
-      add_values(tiles, s);
-    }
-  }
-
-  QUIRE_DEVICE void add_values(const unsigned char* tiles, typename Rows::Scores (&s)[kBlocks]) {
-    QUIRE_UNROLL
-    for (int t = 0; t < Shape::kTiles; ++t) {
-      Products::template multiply_values<kBlocks>(
-          tiles + t * Tile::kBytes,
-          [&s, t](int b, int n) -> float(&)[4] { return s[b][t * (Tile::kKeys / 8) + n]; },
-          [this](int b, int n) -> float(&)[4] { return rows_[b].o[n]; });
+      Rows::keep_rest(s);
+      Products::template multiply_values<kTiles>(tiles, s, rows_.o);
     }
   }
 
@@ -155,87 +187,88 @@ class TileTeam {
   }
   // The keys that all rows of the item see, by mask and alignment.
   QUIRE_DEVICE void find_full_keys() {
-    full_begin_ = rows_[0].by_element ? item_.key_end : item_.key_begin;
-    full_end_ = item_.key_end;
-    if (item_.all_visible || rows_[0].by_element || args_.alignment == Alignment::kUnaligned) {
-      return;
+    full_begin_ = Rows::keys_of_row(args_, item_, item_.num_rows - 1).begin;
+    full_end_ = Rows::is_by_element(args_) ? full_begin_ : Rows::keys_of_row(args_, item_, 0).end;
+  }
+
+  // A team looks at its share of the tiles.
+  QUIRE_DEVICE static void find_non_finite(const unsigned char* tiles, int* flag) {
+    QUIRE_NO_UNROLL
+    for (int t = team(); t < kTiles; t += kTeams) {
+      if (Tile::has_non_finite_values(tiles + t * Tile::kBytes) && lane() == 0) {
+        atomic_add(flag, 1);
+      }
     }
-    SequenceView sequence;
-    sequence.q_len = item_.q_len;
-    sequence.kv_len = item_.kv_len;
-    const int first_token = item_.first_row / args_.group;
-    const int last_token = (item_.first_row + item_.num_rows - 1) / args_.group;
-    full_begin_ = static_cast<int>(
-        positions_seen(args_.mask, query_position(sequence, last_token), item_.kv_len).begin);
-    full_end_ = static_cast<int>(
-        positions_seen(args_.mask, query_position(sequence, first_token), item_.kv_len).end);
   }
 
   // Infinite and NaN values reach only the rows that see them.
-  QUIRE_DEVICE void take_out_non_finite(unsigned char* tiles,
-                                        const typename Rows::Scores (&s)[kBlocks], int* flag) {
-    bool found = false;
-    QUIRE_NO_UNROLL
-    for (int t = team(); t < Shape::kTiles; t += kTeams) {
-      found = found || Tile::has_non_finite_values(tiles + t * Tile::kBytes);
-    }
+  QUIRE_DEVICE void take_out_non_finite(unsigned char* tiles, const typename Rows::Scores& s,
+                                        int* flag) {
     sync_block();  // the flag has been read by all
     if (thread_index() == 0) *flag = 0;
     sync_block();
-    if (found && lane() == 0) atomic_add(flag, 1);
+    find_non_finite(tiles, flag);
     sync_block();
     if (*flag == 0) return;
     QUIRE_UNROLL
-    for (int b = 0; b < kBlocks; ++b) {
-      Rows::to_scratch(s[b], scratch_);
-      QUIRE_NO_UNROLL
-      for (int t = 0; t < Shape::kTiles; ++t) {
-        add_non_finite<Stored, kDims, RowsDown>(
-            tiles + t * Tile::kBytes, scratch_ + t * Tile::kKeys, Rows::kKeys, rows_[b].o);
+    for (int t = 0; t < kTiles; ++t) {
+      QUIRE_UNROLL
+      for (int block = 0; block < Map::kBlocks; ++block) {
+        Rows::to_scratch(s, block, t, scratch_);
+        rows_.add_non_finite_values(tiles + t * Tile::kBytes, scratch_, block);
       }
     }
     sync_block();  // all teams have added them
     QUIRE_NO_UNROLL
-    for (int t = team(); t < Shape::kTiles; t += kTeams) {
+    for (int t = team(); t < kTiles; t += kTeams) {
       Tile::clear_non_finite(tiles + t * Tile::kBytes);
     }
     sync_block();
   }
 
-  QUIRE_DEVICE void store_row(const Rows& rows, int h) const {
-    const int row = rows.row_of(h);
+  QUIRE_DEVICE void store_row(int slot) const {
+    const int row = rows_.row_of(slot);
     if (row >= item_.num_rows) return;
     const bool is_split = item_.num_splits > 1;
     const std::int64_t partial = item_.partial_row + row;
     OutputRow to{0, 0};
-    float factor = rows.v_unit;
+    float factor = rows_.v_unit;
     if (is_split) {
       if (lane() % 4 == 0) {
-        args_.partial_sums[2 * partial] = rows.maximum(h);
-        args_.partial_sums[2 * partial + 1] = rows.sum[h];
+        args_.partial_sums[2 * partial] = rows_.maximum(slot);
+        args_.partial_sums[2 * partial + 1] = rows_.sum[slot];
       }
     } else {
       to = output_row(args_, item_, row);
-      factor *= finish_row(args_, to, rows.maximum(h), rows.sum[h], lane() % 4 == 0);
+      factor *= finish_row(args_, to, rows_.maximum(slot), rows_.sum[slot], lane() % 4 == 0);
     }
-    const int value_dim = args_.cache.value_dim;
+    float* values = args_.partial_values + partial * args_.value_stride;
     const MutableTensorView& out = args_.output.out;
     const std::int64_t base = to.token * out.strides[0] + to.head * out.strides[1];
+    const bool is_float = is_split || out.dtype == DType::kF32;
+    if (!is_split) values = static_cast<float*>(out.data) + base;
+    auto* halves = static_cast<std::uint16_t*>(out.data) + base;
+    const std::int64_t stride = is_split ? 1 : out.strides[2];
+    const bool is_bf16 = out.dtype == DType::kBF16;
+    const bool in_pairs =
+        Tile::kIs16Bit && stride == 1 && reinterpret_cast<std::uintptr_t>(halves) % 4 == 0;
     QUIRE_UNROLL
-    for (int n = 0; n < kDims / 8; ++n) {
-      QUIRE_UNROLL
-      for (int c = 0; c < 2; ++c) {
-        const int dim = Products::value_dim(n, c);
-        if (dim >= value_dim) continue;
-        const float x = rows.o[n][2 * h + c] * factor;
-        if (is_split) {
-          args_.partial_values[partial * args_.value_stride + dim] = x;
-        } else if (out.dtype == DType::kF32) {
-          static_cast<float*>(out.data)[base + dim * out.strides[2]] = x;
+    for (int n = slot / 2; n < Map::num_values(kDims); n += Map::kBlocks) {
+      const float x = rows_.o[n][2 * (slot % 2)] * factor;
+      const float y = rows_.o[n][2 * (slot % 2) + 1] * factor;
+      const std::int64_t x_dim = Products::value_dim(n, 0);
+      const std::int64_t y_dim = Products::value_dim(n, 1);
+      if (y_dim >= args_.cache.value_dim) continue;  // and so is x_dim
+      if (is_float) {
+        values[x_dim * stride] = x;
+        values[y_dim * stride] = y;
+      } else {
+        const std::uint32_t two = is_bf16 ? pack(x, y, BFloat16{}) : pack(x, y, Float16{});
+        if (in_pairs) {
+          *reinterpret_cast<std::uint32_t*>(halves + x_dim) = two;
         } else {
-          static_cast<std::uint16_t*>(out.data)[base + dim * out.strides[2]] =
-              out.dtype == DType::kBF16 ? from_float<BFloat16>(x).bits
-                                        : from_float<Float16>(x).bits;
+          halves[x_dim * stride] = static_cast<std::uint16_t>(two);
+          halves[y_dim * stride] = static_cast<std::uint16_t>(two >> 16);
         }
       }
     }
@@ -244,31 +277,54 @@ class TileTeam {
   const AttendArgs& args_;
   const Item& item_;
   unsigned char* stages_;
-  Fragment* queries_;
+  unsigned char* queries_;  // of the team
   float* scratch_;
+  std::int32_t block_ = 0;  // of the tile to load next
   int full_begin_ = 0;
   int full_end_ = 0;
-  Rows rows_[kBlocks];
+  Rows rows_;
 };
+
+// Returns whether the rows of the item have been stored.
+template <class Stored, int kDims>
+QUIRE_DEVICE bool attend_item_plainly(const AttendArgs& args, const Item& item,
+                                      unsigned char* memory, int* flag) {
+  TileTeam<Stored, kDims, false> state(args, item, memory);
+  state.run(flag);
+  sync_block();
+  if (*flag != 0) return false;
+  state.store();
+  return true;
+}
+// A function of its own: what it needs of registers must not be taken from the plain loop.
+template <class Stored, int kDims>
+QUIRE_DEVICE_RARE void attend_item_generally(const AttendArgs& args, const Item& item,
+                                             unsigned char* memory, int* flag) {
+  TileTeam<Stored, kDims, true> state(args, item, memory);
+  state.run(flag);
+  state.store();
+}
 
 template <class Stored, int kDims>
 QUIRE_DEVICE void attend_tile(const AttendArgs& args) {
   using Shape = TileShape<Stored, kDims>;
   unsigned char* memory = shared_memory();
   auto& shared = *reinterpret_cast<TileShared*>(memory + Shape::kSharedBytes - sizeof(TileShared));
+  const bool is_general = RowBlock<Stored, kDims, 1, typename Shape::Map>::is_by_element(args);
   const int num_items = *args.fault == kNoFault ? *args.num_items : 0;
   int index = block_index();
   QUIRE_NO_UNROLL
   while (index < num_items) {
     store_item_piece(&shared.item, load_item_piece(args, index));
     int taken = 0;
-    if (thread_index() == 0) taken = num_blocks() + atomic_add(args.next_item, 1);
+    if (thread_index() == 0) {
+      taken = num_blocks() + atomic_add(args.next_item, 1);
+      shared.flag = 0;
+    }
     sync_block();
     const Item& item = shared.item;
-    {
-      TileTeam<Stored, kDims> state(args, item, memory);
-      state.run(&shared.flag);
-      state.store();
+    if (is_general || !attend_item_plainly<Stored, kDims>(args, item, memory, &shared.flag)) {
+      attend_item_generally<Stored, kDims>(args, item, memory, &shared.flag);
     }
     const bool is_split = item.num_splits > 1;
     if (thread_index() == 0) shared.slot = taken;

@@ -86,6 +86,7 @@ struct AttendTileKernel : KernelDefaults {
   using Args = AttendArgs;
   static constexpr int kThreads = TileShape<Stored, kDims>::kThreads;
   static constexpr int kSharedBytes = TileShape<Stored, kDims>::kSharedBytes;
+  static constexpr int kMinBlocks = TileShape<Stored, kDims>::kMinBlocks;
   QUIRE_DEVICE static void run(const Args& args) { attend_tile<Stored, kDims>(args); }
 };
 

@@ -120,6 +120,7 @@ class TileLoader {
   using Tile = KeyTile<Stored, kDims>;
 
   QUIRE_DEVICE void begin(const AttendArgs& args, const Item& item) {
+    lane_ = recomputed(lane());
     key_begin_ = item.key_begin;
     key_end_ = item.key_end;
     kv_head_ = item.kv_head;
@@ -143,23 +144,15 @@ class TileLoader {
   // Reads the block of this lane's key of a tile, for the load that follows. Nothing here waits for
   // it.
   QUIRE_DEVICE void look_up(const AttendArgs& args, const Item& item, int tile) {
-    const int offset = by_blocks_ ? lane() % Tile::kKeys & -kRun : lane() % Tile::kKeys;
-    const int key = tile * Tile::kKeys + offset;
-    wanted_ = (key < key_end_) & (key + (by_blocks_ ? kRun : 1) > key_begin_);
-    if (args.batch.tree_mask.begins.size != 0 && wanted_) {
-      wanted_ = is_seen_by_some(args, item, key);
-    }
-    const int block_size = args.cache.format.block_size;
-    const int index = args.block_shift >= 0
-                          ? key >> args.block_shift
-                          : static_cast<unsigned>(key) / static_cast<unsigned>(block_size);
-    token_ = key - index * block_size;
-    if (table_ == nullptr) {
-      block_ = key;
-      token_ = 0;
-    } else if (wanted_) {
-      block_ = table_[index];
-    }
+    const int index = find_place(args, item, tile);
+    if (table_ != nullptr && wanted_) block_ = table_[index];
+  }
+  // What look_up found of a tile, to begin another loader with: registers are few where rows are
+  // many.
+  QUIRE_DEVICE std::int32_t block() const { return block_; }
+  QUIRE_DEVICE void resume(const AttendArgs& args, const Item& item, int tile, std::int32_t block) {
+    find_place(args, item, tile);
+    if (table_ != nullptr) block_ = block;
   }
 
   // Starts the copy of the tile that was looked up, then looks up the next.
@@ -177,6 +170,26 @@ class TileLoader {
   }
 
  private:
+  // Where this lane's key of a tile lies but for its block: returns the index into the table.
+  QUIRE_DEVICE int find_place(const AttendArgs& args, const Item& item, int tile) {
+    const int offset = by_blocks_ ? lane_ % Tile::kKeys & -kRun : lane_ % Tile::kKeys;
+    const int key = tile * Tile::kKeys + offset;
+    wanted_ = (key < key_end_) & (key + (by_blocks_ ? kRun : 1) > key_begin_);
+    if (args.batch.tree_mask.begins.size != 0 && wanted_) {
+      wanted_ = is_seen_by_some(args, item, key);
+    }
+    const int block_size = args.cache.format.block_size;
+    const int index = args.block_shift >= 0
+                          ? key >> args.block_shift
+                          : static_cast<unsigned>(key) / static_cast<unsigned>(block_size);
+    token_ = key - index * block_size;
+    if (table_ == nullptr) {
+      block_ = key;
+      token_ = 0;
+    }
+    return index;
+  }
+
   static constexpr int kRun = 16;
   static constexpr std::int64_t kNowhere = INT64_MIN;  // strides may be negative
   static constexpr std::int64_t kSize = sizeof(Stored);
@@ -185,14 +198,14 @@ class TileLoader {
   static_assert(kRowsPerCopy >= 1 && kTeam % Tile::kChunks == 0);
 
   // In every copy a lane brings the same chunk of a row, kRowsPerCopy rows further on.
-  QUIRE_DEVICE static int lane_chunk() { return lane() % Tile::kChunks; }
-  QUIRE_DEVICE static int lane_row() { return lane() / Tile::kChunks; }
-  QUIRE_DEVICE static int k_offset(int copy) {
+  QUIRE_DEVICE int lane_chunk() const { return lane_ % Tile::kChunks; }
+  QUIRE_DEVICE int lane_row() const { return lane_ / Tile::kChunks; }
+  QUIRE_DEVICE int k_offset(int copy) const {
     const int permuted = 16 * (lane_chunk() ^ Tile::k_swizzle(lane_row()));
     return lane_row() * Tile::kRowBytes + (permuted ^ (16 * Tile::k_swizzle(copy * kRowsPerCopy))) +
            copy * kRowsPerCopy * Tile::kRowBytes;
   }
-  QUIRE_DEVICE static int v_offset(int copy) {
+  QUIRE_DEVICE int v_offset(int copy) const {
     const int permuted = 16 * (lane_chunk() ^ Tile::v_swizzle(lane_row()));
     return Tile::kTensorBytes + lane_row() * Tile::kRowBytes +
            (permuted ^ (16 * Tile::v_swizzle(copy * kRowsPerCopy))) +
@@ -229,8 +242,8 @@ class TileLoader {
     }
     if constexpr (!Tile::kIs16Bit) {
       if (cache.format.scales == ScaleGranularity::kPerTokenHead) {
-        const int key = first_key + lane();
-        load_scales(args, to, {block_, token_ + lane() % kRun},
+        const int key = first_key + lane_;
+        load_scales(args, to, {block_, token_ + lane_ % kRun},
                     (key >= key_begin_) & (key < key_end_));
       }
     }
@@ -298,13 +311,14 @@ class TileLoader {
     const KvScales& of_values = cache.format.v_in_k ? cache.k_scales : cache.v_scales;
     const std::int64_t block = wanted ? place.block : 0;
     auto* scales = reinterpret_cast<float*>(to + 2 * Tile::kTensorBytes);
-    async_copy4(scales + lane(),
+    async_copy4(scales + lane_,
                 cache.k_scales.data + scale_offset(cache.k_scales, block, kv_head_, place.token),
                 wanted);
-    async_copy4(scales + Tile::kKeys + lane(),
+    async_copy4(scales + Tile::kKeys + lane_,
                 of_values.data + scale_offset(of_values, block, kv_head_, place.token), wanted);
   }
 
+  int lane_ = 0;
   int key_begin_ = 0;
   int key_end_ = 0;
   int kv_head_ = 0;

@@ -21,8 +21,18 @@
 
 namespace quire::gpu {
 
-// kTiles key tiles, one behind the other in shared memory, are attended to at a time.
-template <class Stored, int kDims, int kTiles, class Map>
+// Eight numbers of a query that are `stride` apart.
+QUIRE_DEVICE_RARE inline Sixteen gather_query(const std::uint16_t* q, std::int64_t stride) {
+  Sixteen piece;
+  for (int i = 0; i < 4; ++i) {
+    piece.x[i] = q[2 * i * stride] | static_cast<std::uint32_t>(q[(2 * i + 1) * stride]) << 16;
+  }
+  return piece;
+}
+
+// kTiles key tiles, one behind the other in shared memory, are attended to at a time. Scores that
+// are more than scaled products, and trees, only if kGeneral.
+template <class Stored, int kDims, int kTiles, class Map, bool kGeneral = true>
 struct RowBlock {
   using Tile = KeyTile<Stored, kDims>;
   using Products = TileProducts<Stored, kDims, Map>;
@@ -32,7 +42,16 @@ struct RowBlock {
   static constexpr int kSlots = Map::kSlots;
   static constexpr int kKeys = kTiles * Tile::kKeys;
   static constexpr int kSteps = kDims / 16;
-  static constexpr int kScratchFloats = kRows * kKeys;
+  // Rows and keys that go through the scratch at a time.
+  static constexpr int kScratchRows = kRows / Map::kBlocks;
+  static constexpr int kScratchFloats = kScratchRows * Tile::kKeys;
+  struct alignas(8) Keys {
+    int begin;
+    int end;
+  };
+  static constexpr int kScratchBytes = kScratchFloats * 4 + kRows * static_cast<int>(sizeof(Keys));
+  // Factors of scores: one for all rows, or of 8-bit keys one for each.
+  static constexpr int kScales = Tile::kScalesQueries ? kSlots : 1;
   static constexpr float kSlack = 8.0F;
   static constexpr float kUnset = -0x1.fffffep127F;  // the base of a row that saw no key
   using Scores = float[Map::num_scores(kKeys)][4];
@@ -40,15 +59,11 @@ struct RowBlock {
   float o[Map::num_values(kDims)][4];  // sums of weighted values, to be multiplied by v_unit
   float base[kSlots];                  // of this lane's rows, in powers of 2
   float sum[kSlots];                   // of weights; of this lane's keys alone until finish()
-  float row_scale[kSlots];             // makes scores of products
-  int begin[kSlots];  // keys that the rows may see, unless a tree mask says otherwise
-  int end[kSlots];
-  int first_row;   // of the item
-  int full_begin;  // keys that all rows see
-  int full_end;
+  float row_scale[kScales];            // makes scores of products
+  int first_row;                       // of the item
+  Keys full;                           // whose scores are scaled products for all rows
   float v_unit;
-  bool has_upper;   // rows 8 to 15
-  bool by_element;  // scores are more than scaled products, or a tree hides keys
+  bool has_upper;  // the upper half of the rows
 
   struct RowPlace {
     int token;  // of the sequence
@@ -61,102 +76,102 @@ struct RowBlock {
   }
   QUIRE_DEVICE int row_of(int slot) const { return first_row + Map::row(slot); }
   // No row of the item lies there.
-  QUIRE_DEVICE bool is_empty(int slot) const { return Map::half(slot) == 1 && !has_upper; }
+  QUIRE_DEVICE bool is_empty(int slot) const {
+    return Map::kMayLackHalf && slot >= kSlots / 2 && !has_upper;
+  }
+  QUIRE_DEVICE static constexpr int scale_index(int slot) { return kScales == 1 ? 0 : slot; }
   // What the weights of a row are relative to, -inf if it saw no key.
   QUIRE_DEVICE float maximum(int slot) const {
     return base[slot] == kUnset ? negative_infinity() : base[slot];
   }
 
-  // Rows [first, first + kRows) of the item, as far as it has them.
-  QUIRE_DEVICE void start(const AttendArgs& args, const Item& item, int first) {
+  // Rows [first, first + kRows) of the item, as far as it has them. The scratch [kScratchBytes] of
+  // the team, in shared memory, is the same in all calls.
+  QUIRE_DEVICE void start(const AttendArgs& args, const Item& item, int first, float* scratch) {
     first_row = first;
-    has_upper = item.num_rows > first + 8;
-    QUIRE_UNROLL
-    for (auto& group : o) {
-      QUIRE_UNROLL
-      for (float& x : group) x = 0.0F;
-    }
-    by_element = args.params.softcap > 0.0F || args.params.alibi_slopes.size != 0 ||
-                 args.params.bias.rank != 0 || args.batch.tree_mask.begins.size != 0;
+    has_upper = item.num_rows > first + kRows / 2;
+    find_visible(args, item, scratch);
+    // The largest score is the score of the largest product only if the scale is not negative.
+    if (is_by_element(args) || args.params.scale < 0.0F) full = {};
+    load_scales(args, item);
+  }
+  // No key was seen yet.
+  QUIRE_DEVICE void clear_state() {
+    for_values([this](int n, int i) { o[n][i] = 0.0F; });
     QUIRE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
       base[slot] = kUnset;
       sum[slot] = 0.0F;
-      begin[slot] = item.key_begin;
-      end[slot] = item.key_end;
     }
-    full_begin = by_element ? item.key_end : item.key_begin;
-    full_end = item.key_end;
-    if (!item.all_visible) find_visible(args, item);
-    load_scales(args, item);
   }
 
-  QUIRE_DEVICE void find_visible(const AttendArgs& args, const Item& item) {
-    const SequenceView sequence = item_sequence(args, item);
-    int all_begin = item.key_begin;
-    int all_end = item.key_end;
-    QUIRE_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) {
-      const int row = row_of(slot);
-      if (row >= item.num_rows) continue;
-      if (args.alignment == Alignment::kAligned && sequence.tree_bits == nullptr) {
-        const KeyRange seen = positions_seen(
-            args.mask, query_position(sequence, row_place(args, item, row).token), item.kv_len);
-        begin[slot] = static_cast<int>(seen.begin);
-        end[slot] = static_cast<int>(seen.end);
-      }
-      if (begin[slot] > all_begin) all_begin = begin[slot];
-      if (end[slot] < all_end) all_end = end[slot];
-    }
-    QUIRE_UNROLL
-    for (int step = 1; step < kTeam; step *= 2) {
-      const int other_begin = shuffle_xor(all_begin, step);
-      const int other_end = shuffle_xor(all_end, step);
-      all_begin = other_begin > all_begin ? other_begin : all_begin;
-      all_end = other_end < all_end ? other_end : all_end;
-    }
-    if (!by_element) full_begin = all_begin;
-    full_end = all_end;
+  // Scores are more than scaled products, or a tree hides keys.
+  QUIRE_DEVICE static bool is_by_element(const AttendArgs& args) {
+    return args.params.softcap > 0.0F || args.params.alibi_slopes.size != 0 ||
+           args.params.bias.rank != 0 || args.batch.tree_mask.begins.size != 0;
   }
 
-  // Loads the queries of the rows: store(step, fragment) for every 16 dims. REQUIRES: RowsDown,
-  // where a slot's scores and its query lie in the same lanes.
+  // The keys of the item that a row sees, unless a tree mask says otherwise.
+  QUIRE_DEVICE static Keys keys_of_row(const AttendArgs& args, const Item& item, int row) {
+    Keys seen{item.key_begin, item.key_end};
+    if (item.all_visible || args.alignment != Alignment::kAligned || row >= item.num_rows ||
+        args.batch.tree_mask.begins.size != 0) {
+      return seen;
+    }
+    SequenceView sequence;
+    sequence.q_len = item.q_len;
+    sequence.kv_len = item.kv_len;
+    const KeyRange by_mask = positions_seen(
+        args.mask, query_position(sequence, row_place(args, item, row).token), item.kv_len);
+    if (by_mask.begin > seen.begin) seen.begin = static_cast<int>(by_mask.begin);
+    if (by_mask.end < seen.end) seen.end = static_cast<int>(by_mask.end);
+    return seen;
+  }
+
+  // Loads the queries of the rows in the format of products with 8-bit keys: store(block, step,
+  // fragment) for every 16 dims. REQUIRES: RowsDown, where a slot's scores and its query lie in the
+  // same lanes.
   template <class Store>
-  QUIRE_DEVICE void load_queries(const AttendArgs& args, const Item& item, const Store& store) {
-    std::int64_t bases[kSlots];
-    float inverse[kSlots];
-    bool valid[kSlots];
+  QUIRE_DEVICE void load_scaled_queries(const AttendArgs& args, const Item& item,
+                                        const Store& store) {
     QUIRE_UNROLL
-    for (int h = 0; h < kSlots; ++h) {
-      valid[h] = row_of(h) < item.num_rows;
-      const RowPlace place = row_place(args, item, valid[h] ? row_of(h) : 0);
-      bases[h] = (item.q_begin + static_cast<std::int64_t>(place.token)) * args.q.strides[0] +
-                 place.head * args.q.strides[1];
-      inverse[h] = 1.0F;
-      if constexpr (Tile::kScalesQueries) {
+    for (int block = 0; block < Map::kBlocks; ++block) {
+      std::int64_t bases[2];
+      float inverse[2];
+      bool valid[2];
+      QUIRE_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        const int row = row_of(2 * block + h);
+        valid[h] = row < item.num_rows;
+        bases[h] = query_offset(args, item, valid[h] ? row : 0);
         const float factor = query_factor(args, valid[h], bases[h]);
-        row_scale[h] *= factor;
+        row_scale[2 * block + h] *= factor;
         inverse[h] = 1.0F / factor;
       }
-    }
-    QUIRE_NO_UNROLL
-    for (int step = 0; step < kSteps; ++step) {
-      Fragment fragment;
-      QUIRE_UNROLL
-      for (int i = 0; i < 2 * kSlots; ++i) {
-        const int h = i % kSlots;
-        float x[2];
+      QUIRE_UNROLL_4
+      for (int step = 0; step < kSteps; ++step) {
+        Fragment fragment;
         QUIRE_UNROLL
-        for (int c = 0; c < 2; ++c) {
-          const int dim = Products::query_dim(step, i / kSlots, c);
-          const bool is_dim = valid[h] && dim < args.cache.head_dim;
-          x[c] =
-              is_dim ? inverse[h] * load_query(args.q, bases[h] + dim * args.q.strides[2]) : 0.0F;
+        for (int i = 0; i < 4; ++i) {
+          const int h = i % 2;
+          float x[2];
+          QUIRE_UNROLL
+          for (int c = 0; c < 2; ++c) {
+            const int dim = Products::query_dim(step, i / 2, c);
+            const bool is_dim = valid[h] && dim < args.cache.head_dim;
+            x[c] = is_dim ? inverse[h] * load_query(args, bases[h], dim) : 0.0F;
+          }
+          fragment.x[i] = pack(x[0], x[1], Compute{});
         }
-        fragment.x[i] = pack(x[0], x[1], Compute{});
+        store(block, step, fragment);
       }
-      store(step, fragment);
     }
+  }
+  // Of dim 0 of the query of a row.
+  QUIRE_DEVICE static std::int64_t query_offset(const AttendArgs& args, const Item& item, int row) {
+    const RowPlace place = row_place(args, item, row);
+    return (item.q_begin + static_cast<std::int64_t>(place.token)) * args.q.strides[0] +
+           place.head * args.q.strides[1];
   }
 
   // The power of two that brings the largest number of a query to at most 32768.
@@ -173,11 +188,11 @@ struct RowBlock {
     if (per_token) {
       for_scores([&](int n, int i) { s[n][i] *= key_scale_at(tiles, Map::key(n, i)); });
     }
-    float scale[kSlots];
+    float scale[kScales];
     QUIRE_UNROLL
-    for (int slot = 0; slot < kSlots; ++slot) scale[slot] = row_scale[slot];
+    for (int i = 0; i < kScales; ++i) scale[i] = row_scale[i];
     bool hides = false;
-    if (first_key < full_begin || first_key + kKeys > full_end) {
+    if (first_key < full.begin || first_key + kKeys > full.end) {
       hides = finish_scores(args, item, first_key, scratch, s);
       QUIRE_UNROLL
       for (float& x : scale) x = 1.0F;
@@ -211,11 +226,23 @@ struct RowBlock {
     }
   }
 
-  // Scores or weights to shared memory, [row, key].
-  QUIRE_DEVICE static void to_scratch(const Scores& s, float* scratch) {
+  // Scores or weights of a block of rows and one tile's keys to shared memory, [row, key].
+  QUIRE_DEVICE static void to_scratch(const Scores& s, int block, int tile, float* scratch) {
     sync_team();  // what was there has been read
-    for_scores([&](int n, int i) { scratch[scratch_index(n, i)] = s[n][i]; });
+    for_scores([&](int n, int i) {
+      if (lies_in(n, block, tile)) scratch[scratch_index(n, i)] = s[n][i];
+    });
     sync_team();
+  }
+
+  // Adds what add_non_finite says, with the weights of a block of rows in the scratch. The
+  // accumulators go through memory, so that all other code has them in registers.
+  QUIRE_DEVICE void add_non_finite_values(const unsigned char* tile, const float* scratch,
+                                          int block) {
+    float copy[Map::num_values(kDims)][4];
+    for_values([&](int n, int i) { copy[n][i] = o[n][i]; });
+    add_non_finite<Stored, kDims, Map>(tile, scratch, block, copy);
+    for_values([&](int n, int i) { o[n][i] = copy[n][i]; });
   }
 
   // After the last keys: the lanes of a row agree on its sum.
@@ -230,6 +257,24 @@ struct RowBlock {
   }
 
  private:
+  // [kRows], behind the scores in the scratch.
+  QUIRE_DEVICE static Keys* ranges(float* scratch) {
+    return reinterpret_cast<Keys*>(scratch + kScratchFloats);
+  }
+
+  // What each row sees, a row a lane, to the scratch. Both ends grow with the row's position, so
+  // that the last row and the first say what all see.
+  QUIRE_DEVICE void find_visible(const AttendArgs& args, const Item& item, float* scratch) {
+    static_assert(kRows <= kTeam);
+    const Keys seen = keys_of_row(args, item, first_row + lane());
+    sync_team();  // what was there has been read
+    if (lane() < kRows) ranges(scratch)[lane()] = seen;
+    const int last = item.num_rows - 1 - first_row;
+    full.begin = shuffle(seen.begin, last < 0 ? 0 : last < kRows ? last : kRows - 1);
+    full.end = shuffle(seen.end, 0);
+    sync_team();
+  }
+
   template <class Use>
   QUIRE_DEVICE static void for_scores(const Use& use) {
     QUIRE_UNROLL
@@ -250,7 +295,7 @@ struct RowBlock {
   // Scales that hold for all keys; those of tokens come with the tiles.
   QUIRE_DEVICE void load_scales(const AttendArgs& args, const Item& item) {
     const KvCacheView& cache = args.cache;
-    float scale = by_element ? 1.0F : args.params.scale * kLog2E;
+    float scale = is_by_element(args) ? 1.0F : args.params.scale * kLog2E;
     v_unit = 1.0F;
     if constexpr (Tile::kScalesQueries) {
       const ScaleGranularity scales = cache.format.scales;
@@ -266,6 +311,11 @@ struct RowBlock {
     for (float& x : row_scale) x = scale;
   }
 
+  QUIRE_DEVICE static float load_query(const AttendArgs& args, std::int64_t base, int dim) {
+    const std::uint16_t bits =
+        static_cast<const std::uint16_t*>(args.q.data)[base + dim * args.q.strides[2]];
+    return args.q.dtype == DType::kBF16 ? to_float(BFloat16{bits}) : to_float(Float16{bits});
+  }
   QUIRE_DEVICE static float query_factor(const AttendArgs& args, bool valid, std::int64_t base) {
     float largest = 0.0F;
     QUIRE_NO_UNROLL
@@ -274,22 +324,12 @@ struct RowBlock {
       for (int i = 0; i < 16; ++i) {  // loads that do not wait for each other
         const int dim = first + lane() % 4 + 4 * i;
         if (!valid || dim >= args.cache.head_dim) continue;
-        largest =
-            max_of(largest, finite_magnitude(load_query(args.q, base + dim * args.q.strides[2])));
+        largest = max_of(largest, finite_magnitude(load_query(args, base, dim)));
       }
     }
     largest = max_of(largest, shuffle_xor(largest, 1));
     largest = max_of(largest, shuffle_xor(largest, 2));
     return factor_of_largest(largest);
-  }
-
-  QUIRE_DEVICE static float load_query(const TensorView& q, std::int64_t at) {
-    const std::uint16_t bits = static_cast<const std::uint16_t*>(q.data)[at];
-    if constexpr (Tile::kScalesQueries) {
-      return q.dtype == DType::kBF16 ? to_float(BFloat16{bits}) : to_float(Float16{bits});
-    } else {
-      return to_float(Compute{bits});
-    }
   }
 
   QUIRE_DEVICE static float key_scale_at(const unsigned char* tiles, int offset) {
@@ -302,30 +342,48 @@ struct RowBlock {
   // Products to scores in powers of two; -inf where hidden.
   QUIRE_DEVICE bool finish_scores(const AttendArgs& args, const Item& item, int first_key,
                                   float* scratch, Scores& s) {
-    for_scores([&](int n, int i) { s[n][i] *= row_scale[Map::slot(n, i)]; });
-    if (by_element) finish_by_element(args, item, first_key, scratch, s);
-    const auto first_there = static_cast<unsigned>(item.key_begin);
-    const auto num_there = static_cast<unsigned>(item.key_end - item.key_begin);
+    for_scores([&](int n, int i) { s[n][i] *= row_scale[scale_index(Map::slot(n, i))]; });
+    if constexpr (kGeneral) {
+      if (is_by_element(args)) finish_by_element(args, item, first_key, scratch, s);
+    }
     bool hides = false;
-    for_scores([&](int n, int i) {
-      const int slot = Map::slot(n, i);
-      const int key = first_key + Map::key(n, i);
-      const bool is_there = static_cast<unsigned>(key) - first_there < num_there;
-      const bool sees = is_there & (key >= begin[slot]) & (key < end[slot]);
-      s[n][i] = sees ? s[n][i] : negative_infinity();
-      hides =
-          hides | (is_there & (row_of(slot) < item.num_rows) & (s[n][i] == negative_infinity()));
-    });
+    QUIRE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      const Keys seen = ranges(scratch)[Map::row(slot)];
+      // Both wrap below 0.
+      const auto first_seen = static_cast<unsigned>(seen.begin - first_key);
+      const auto num_seen =
+          seen.end > seen.begin ? static_cast<unsigned>(seen.end - seen.begin) : 0;
+      const auto first_there = static_cast<unsigned>(item.key_begin - first_key);
+      const auto num_there = static_cast<unsigned>(item.key_end - item.key_begin);
+      const bool is_row = row_of(slot) < item.num_rows;
+      for_scores([&](int n, int i) {
+        if (Map::slot(n, i) != slot) return;
+        const auto key = static_cast<unsigned>(Map::key(n, i));
+        if (key - first_seen >= num_seen) s[n][i] = negative_infinity();
+        hides =
+            hides | ((key - first_there < num_there) & is_row & (s[n][i] == negative_infinity()));
+      });
+    }
     return hides;
   }
 
   // Softcap, ALiBi, bias and tree mask, through shared memory so that there is one copy of them.
   QUIRE_DEVICE void finish_by_element(const AttendArgs& args, const Item& item, int first_key,
                                       float* scratch, Scores& s) {
-    to_scratch(s, scratch);
-    finish_in_scratch(args, item, first_row, first_key, scratch);
-    sync_team();
-    for_scores([&](int n, int i) { s[n][i] = scratch[scratch_index(n, i)]; });
+    QUIRE_UNROLL
+    for (int tile = 0; tile < kTiles; ++tile) {
+      QUIRE_UNROLL
+      for (int block = 0; block < Map::kBlocks; ++block) {
+        to_scratch(s, block, tile, scratch);
+        finish_in_scratch(args, item, first_row + block * kScratchRows,
+                          first_key + tile * Tile::kKeys, scratch);
+        sync_team();
+        for_scores([&](int n, int i) {
+          if (lies_in(n, block, tile)) s[n][i] = scratch[scratch_index(n, i)];
+        });
+      }
+    }
   }
 
   QUIRE_DEVICE_RARE static void finish_in_scratch(const AttendArgs& args, const Item& item,
@@ -333,8 +391,8 @@ struct RowBlock {
     const SequenceView sequence = item_sequence(args, item);
     QUIRE_NO_UNROLL
     for (int i = lane(); i < kScratchFloats; i += kTeam) {
-      const int row = first_row + i / kKeys;
-      const int key = first_key + i % kKeys;
+      const int row = first_row + i / Tile::kKeys;
+      const int key = first_key + i % Tile::kKeys;
       float score = negative_infinity();
       if (row < item.num_rows && key >= item.key_begin && key < item.key_end) {
         const RowPlace place = row_place(args, item, row);
@@ -347,46 +405,53 @@ struct RowBlock {
     }
   }
 
+  // Whether accumulator n of the scores is of a block's rows and a tile's keys.
+  QUIRE_DEVICE static constexpr bool lies_in(int n, int block, int tile) {
+    return Map::block(n) == block && Map::first_key(n) / Tile::kKeys == tile;
+  }
   // Where number i of accumulator n of this lane lies in the scratch.
   QUIRE_DEVICE static int scratch_index(int n, int i) {
-    return Map::row(Map::slot(n, i)) * kKeys + Map::key(n, i);
+    return Map::row(Map::slot(n, i)) % kScratchRows * Tile::kKeys + Map::key(n, i) % Tile::kKeys;
   }
 
   // Scores, but for their factor `scale`, to weights; sums and values to their base.
-  QUIRE_DEVICE void take_weights(const float (&scale)[kSlots], Scores& s) {
-    float highest = negative_infinity();
+  QUIRE_DEVICE void take_weights(const float (&scale)[kScales], Scores& s) {
+    float largest[kSlots];
+    QUIRE_UNROLL
+    for (float& x : largest) x = negative_infinity();
     for_scores([&](int n, int i) {
-      const int slot = Map::slot(n, i);
-      if (!is_empty(slot)) highest = max_of(highest, fused(s[n][i], scale[slot], -base[slot]));
+      float& x = largest[Map::slot(n, i)];
+      x = max_of(x, s[n][i]);
     });
-    if (any(highest > kSlack)) raise_bases(scale, s);
+    float highest = negative_infinity();
+    QUIRE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      if (is_empty(slot)) continue;
+      highest = max_of(highest, fused(largest[slot], scale[scale_index(slot)], -base[slot]));
+    }
+    if (any(highest > kSlack)) raise_bases(scale, largest);
     for_scores([&](int n, int i) {
       const int slot = Map::slot(n, i);
       if (is_empty(slot)) {
         s[n][i] = 0.0F;
         return;
       }
-      s[n][i] = exp2_fast(fused(s[n][i], scale[slot], -base[slot]));
+      s[n][i] = exp2_fast(fused(s[n][i], scale[scale_index(slot)], -base[slot]));
       sum[slot] += s[n][i];
     });
   }
 
-  QUIRE_DEVICE void raise_bases(const float (&scale)[kSlots], const Scores& s) {
-    float largest[kSlots];
-    QUIRE_UNROLL
-    for (float& x : largest) x = negative_infinity();
-    for_scores([&](int n, int i) {
-      float& x = largest[Map::slot(n, i)];
-      x = max_of(x, s[n][i] * scale[Map::slot(n, i)]);
-    });
+  // `largest` are the rows' largest scores but for their factor, of this lane's keys.
+  QUIRE_DEVICE void raise_bases(const float (&scale)[kScales], const float (&largest)[kSlots]) {
     float shrink[kSlots];
     QUIRE_UNROLL
     for (int slot = 0; slot < kSlots; ++slot) {
+      float top = largest[slot] * scale[scale_index(slot)];
       QUIRE_UNROLL
       for (int other = Map::kFirstOther; other <= Map::kLastOther; other *= 2) {
-        largest[slot] = max_of(largest[slot], shuffle_xor(largest[slot], other));
+        top = max_of(top, shuffle_xor(top, other));
       }
-      const float larger = max_of(base[slot], largest[slot]);
+      const float larger = max_of(base[slot], top);
       shrink[slot] = exp2_fast(base[slot] - larger);
       base[slot] = larger;
       sum[slot] *= shrink[slot];

@@ -4,7 +4,7 @@
 // ones are widened to f16 in registers, in an order of the dims that needs no shuffling: a product
 // does not care which dim is which, if both sides agree.
 //
-// `s(block, n)` and `o(block, n)` are accumulators; only RowsDown has more than one block.
+// The accumulators `s` and `o` are float [count][4] as the map says.
 #pragma once
 
 #include <cstdint>
@@ -29,8 +29,8 @@ struct QueryDims {
   }
 };
 
-template <class Stored, int kDims>
-struct TileProducts<Stored, kDims, RowsDown> : QueryDims<Stored, kDims> {
+template <class Stored, int kDims, int kBlocks>
+struct TileProducts<Stored, kDims, RowsDown<kBlocks>> : QueryDims<Stored, kDims> {
   using Tile = KeyTile<Stored, kDims>;
   using Compute = typename Tile::Compute;
   using Fragment = Words<4>;  // of Q: 16 rows by 16 dims
@@ -38,34 +38,47 @@ struct TileProducts<Stored, kDims, RowsDown> : QueryDims<Stored, kDims> {
   // The dim of number i of accumulator n of the values.
   QUIRE_DEVICE static int value_dim(int n, int i) {
     const int column = 2 * (lane() % 4) + i % 2;
-    if constexpr (Tile::kIs16Bit) return 8 * n + column;
-    return n / 4 * 32 + 4 * column + n % 4;
+    const int dims = n / kBlocks;
+    if constexpr (Tile::kIs16Bit) return 8 * dims + column;
+    return dims / 4 * 32 + 4 * column + dims % 4;
   }
 
-  // s += Q K^T for kBlocks blocks of 16 rows and kTiles tiles, one behind the other; q(block, step)
-  // is a fragment of Q.
-  template <int kBlocks, int kTiles, class Queries, class Scores>
-  QUIRE_DEVICE static void multiply_keys(const unsigned char* tiles, const Queries& q,
-                                         const Scores& s) {
+  // s += Q K^T for kTiles tiles, one behind the other; q(block, step) is a fragment of Q.
+  template <int kTiles, class Queries, class Scores>
+  QUIRE_DEVICE static void multiply_keys(const unsigned char* tiles, const Queries& q, Scores& s) {
     constexpr int kPerTile = Tile::kKeys / 8;
     if constexpr (Tile::kIs16Bit) {
+      // Each load is under way while the products of the one before are made.
+      constexpr int kPairs = kTiles * kPerTile / 2;  // of eights of keys
+      constexpr int kLoads = kDims / 16 * kPairs;
+      const int own = recomputed(lane());
+      const auto load = [tiles, own](std::uint32_t(&r)[4], int i) {
+        // Keys 0-7 of the lower and the upper eight dims, then keys 8-15.
+        const int n = 2 * (i % kPairs);
+        const int key = 8 * (n % kPerTile) + own % 8 + own / 16 * 8;
+        load_matrices(r, tiles + n / kPerTile * Tile::kBytes +
+                             Tile::matrix_row(key, i / kPairs, own / 8 % 2));
+      };
+      Fragment a[2][kBlocks];
+      std::uint32_t r[2][4];
+      const auto begin = [&](int i) {
+        load(r[i % 2], i);
+        const int step = i / kPairs;
+        if (i % kPairs != 0) return;
+        QUIRE_UNROLL
+        for (int block = 0; block < kBlocks; ++block) a[step % 2][block] = q(block, step);
+      };
+      begin(0);
       QUIRE_UNROLL
-      for (int step = 0; step < kDims / 16; ++step) {
-        Fragment a[kBlocks];
+      for (int i = 0; i < kLoads; ++i) {
+        if (i + 1 < kLoads) begin(i + 1);
+        const int n = 2 * (i % kPairs);
+        const auto& keys = r[i % 2];
         QUIRE_UNROLL
-        for (int block = 0; block < kBlocks; ++block) a[block] = q(block, step);
-        QUIRE_UNROLL
-        for (int n = 0; n < kTiles * kPerTile; n += 2) {
-          // Keys 0-7 of the lower and the upper eight dims, then keys 8-15.
-          const int key = 8 * (n % kPerTile) + lane() % 8 + lane() / 16 * 8;
-          std::uint32_t r[4];
-          load_matrices(
-              r, tiles + n / kPerTile * Tile::kBytes + Tile::matrix_row(key, step, lane() / 8 % 2));
-          QUIRE_UNROLL
-          for (int block = 0; block < kBlocks; ++block) {
-            multiply_add(s(block, n), a[block].x, r[0], r[1], Compute{});
-            multiply_add(s(block, n + 1), a[block].x, r[2], r[3], Compute{});
-          }
+        for (int block = 0; block < kBlocks; ++block) {
+          const auto& rows = a[i / kPairs % 2][block].x;
+          multiply_add(s[n * kBlocks + block], rows, keys[0], keys[1], Compute{});
+          multiply_add(s[(n + 1) * kBlocks + block], rows, keys[2], keys[3], Compute{});
         }
       }
     } else {
@@ -85,7 +98,8 @@ struct TileProducts<Stored, kDims, RowsDown> : QueryDims<Stored, kDims> {
             const Fragment a = q(block, 4 * dims + i);
             QUIRE_UNROLL
             for (int n = 0; n < kPerTile; ++n) {
-              multiply_add(s(block, t * kPerTile + n), a.x, two_halves(keys[n].x[i], 0, Stored{}),
+              multiply_add(s[(t * kPerTile + n) * kBlocks + block], a.x,
+                           two_halves(keys[n].x[i], 0, Stored{}),
                            two_halves(keys[n].x[i], 1, Stored{}), Compute{});
             }
           }
@@ -94,43 +108,60 @@ struct TileProducts<Stored, kDims, RowsDown> : QueryDims<Stored, kDims> {
     }
   }
 
-  // o += P V.
-  template <int kBlocks, class Weights, class Values>
-  QUIRE_DEVICE static void multiply_values(const unsigned char* tile, const Weights& weights,
-                                           const Values& o) {
-    const unsigned char* values = tile + Tile::kTensorBytes;
-    QUIRE_UNROLL
-    for (int half = 0; half < Tile::kKeys / 16; ++half) {
-      std::uint32_t p[kBlocks][4];
+  // o += P V for kTiles tiles.
+  template <int kTiles, class Weights, class Values>
+  QUIRE_DEVICE static void multiply_values(const unsigned char* tiles, const Weights& s,
+                                           Values& o) {
+    constexpr int kPerTile = Tile::kKeys / 16;
+    std::uint32_t p[kBlocks][4];
+    const auto take_weights = [&](int sixteen) {
       QUIRE_UNROLL
       for (int block = 0; block < kBlocks; ++block) {
-        const float(&low)[4] = weights(block, 2 * half);
-        const float(&high)[4] = weights(block, 2 * half + 1);
+        const float(&low)[4] = s[2 * sixteen * kBlocks + block];
+        const float(&high)[4] = s[(2 * sixteen + 1) * kBlocks + block];
         p[block][0] = pack(low[0], low[1], Compute{});
         p[block][1] = pack(low[2], low[3], Compute{});
         p[block][2] = pack(high[0], high[1], Compute{});
         p[block][3] = pack(high[2], high[3], Compute{});
       }
-      if constexpr (Tile::kIs16Bit) {
+    };
+    if constexpr (Tile::kIs16Bit) {
+      constexpr int kPairs = kDims / 16;  // of eights of dims
+      constexpr int kLoads = kTiles * kPerTile * kPairs;
+      const int own = recomputed(lane());
+      const auto load = [tiles, own](std::uint32_t(&r)[4], int i) {
+        // Keys 0-7 and 8-15 of the lower eight dims, then of the upper eight.
+        const int sixteen = i / kPairs;
+        const int key = 16 * (sixteen % kPerTile) + own % 16;
+        load_matrices_transposed(r, tiles + sixteen / kPerTile * Tile::kBytes + Tile::kTensorBytes +
+                                        Tile::matrix_row(key, i % kPairs, own / 16));
+      };
+      std::uint32_t r[2][4];
+      load(r[0], 0);
+      QUIRE_UNROLL
+      for (int i = 0; i < kLoads; ++i) {
+        if (i + 1 < kLoads) load(r[(i + 1) % 2], i + 1);
+        const int n = 2 * (i % kPairs);
+        if (n == 0) take_weights(i / kPairs);
+        const auto& values = r[i % 2];
         QUIRE_UNROLL
-        for (int n = 0; n < kDims / 16; ++n) {
-          // Keys 0-7 and 8-15 of the lower eight dims, then of the upper eight.
-          const int key = 16 * half + lane() % 16;
-          std::uint32_t r[4];
-          load_matrices_transposed(r, values + Tile::matrix_row(key, n, lane() / 16));
-          QUIRE_UNROLL
-          for (int block = 0; block < kBlocks; ++block) {
-            multiply_add(o(block, 2 * n), p[block], r[0], r[1], Compute{});
-            multiply_add(o(block, 2 * n + 1), p[block], r[2], r[3], Compute{});
-          }
+        for (int block = 0; block < kBlocks; ++block) {
+          multiply_add(o[n * kBlocks + block], p[block], values[0], values[1], Compute{});
+          multiply_add(o[(n + 1) * kBlocks + block], p[block], values[2], values[3], Compute{});
         }
-      } else {
+      }
+    } else {
+      QUIRE_UNROLL
+      for (int sixteen = 0; sixteen < kTiles * kPerTile; ++sixteen) {
+        const unsigned char* values =
+            tiles + sixteen / kPerTile * Tile::kBytes + Tile::kTensorBytes;
+        take_weights(sixteen);
         QUIRE_UNROLL
         for (int part = 0; part < kDims / 32; ++part) {
           std::uint32_t words[4];  // four dims of each of four keys
           QUIRE_UNROLL
           for (int i = 0; i < 4; ++i) {
-            const int key = 16 * half + 2 * (lane() % 4) + i % 2 + 8 * (i / 2);
+            const int key = 16 * (sixteen % kPerTile) + 2 * (lane() % 4) + i % 2 + 8 * (i / 2);
             const int chunk = Tile::v_chunk(key, 2 * part + lane() / 16);
             words[i] = *reinterpret_cast<const std::uint32_t*>(values + key * Tile::kRowBytes +
                                                                16 * chunk + lane() / 4 % 4 * 4);
@@ -141,7 +172,7 @@ struct TileProducts<Stored, kDims, RowsDown> : QueryDims<Stored, kDims> {
             const std::uint32_t high = Tile::pair(words[2], words[3], i);
             QUIRE_UNROLL
             for (int block = 0; block < kBlocks; ++block) {
-              multiply_add(o(block, 4 * part + i), p[block], low, high, Compute{});
+              multiply_add(o[(4 * part + i) * kBlocks + block], p[block], low, high, Compute{});
             }
           }
         }
@@ -167,11 +198,10 @@ struct TileProducts<Stored, kDims, RowsAcross<kGroups>> : QueryDims<Stored, kDim
     return (rows / kPairs * 8 + lane() / 4) * kLaneDims + rows % kPairs * 2 + i / 2;
   }
 
-  // s += K Q^T.
-  template <int kBlocks, int kTiles, class Queries, class Scores>
-  QUIRE_DEVICE static void multiply_keys(const unsigned char* tile, const Queries& q,
-                                         const Scores& s) {
-    static_assert(kBlocks == 1 && kTiles == 1);
+  // s += K Q^T; q(0, step) is a fragment of Q.
+  template <int kTiles, class Queries, class Scores>
+  QUIRE_DEVICE static void multiply_keys(const unsigned char* tile, const Queries& q, Scores& s) {
+    static_assert(kTiles == 1);
     if constexpr (Tile::kIs16Bit) {
       QUIRE_UNROLL
       for (int rows = 0; rows < Tile::kKeys / 16; ++rows) {
@@ -186,14 +216,14 @@ struct TileProducts<Stored, kDims, RowsAcross<kGroups>> : QueryDims<Stored, kDim
           const Fragment b = q(0, step);
           QUIRE_UNROLL
           for (int g = 0; g < kGroups; ++g) {
-            multiply_add(step % 2 == 0 ? s(0, rows * kGroups + g) : odd[g], a, b.x[g],
+            multiply_add(step % 2 == 0 ? s[rows * kGroups + g] : odd[g], a, b.x[g],
                          b.x[kGroups + g], Compute{});
           }
         }
         QUIRE_UNROLL
         for (int g = 0; g < kGroups; ++g) {
           QUIRE_UNROLL
-          for (int i = 0; i < 4; ++i) s(0, rows * kGroups + g)[i] += odd[g][i];
+          for (int i = 0; i < 4; ++i) s[rows * kGroups + g][i] += odd[g][i];
         }
       }
     } else {
@@ -201,7 +231,7 @@ struct TileProducts<Stored, kDims, RowsAcross<kGroups>> : QueryDims<Stored, kDim
         const Fragment b = q(0, step);
         QUIRE_UNROLL
         for (int g = 0; g < kGroups; ++g) {
-          multiply_add(s(0, rows * kGroups + g), a, b.x[g], b.x[kGroups + g], Compute{});
+          multiply_add(s[rows * kGroups + g], a, b.x[g], b.x[kGroups + g], Compute{});
         }
       };
       QUIRE_UNROLL
@@ -223,24 +253,22 @@ struct TileProducts<Stored, kDims, RowsAcross<kGroups>> : QueryDims<Stored, kDim
   }
 
   // o += V^T P^T.
-  template <int kBlocks, class Weights, class Values>
-  QUIRE_DEVICE static void multiply_values(const unsigned char* tile, const Weights& weights,
-                                           const Values& o) {
-    static_assert(kBlocks == 1);
+  template <class Weights, class Values>
+  QUIRE_DEVICE static void multiply_values(const unsigned char* tile, const Weights& s, Values& o) {
     const unsigned char* values = tile + Tile::kTensorBytes;
     QUIRE_UNROLL
     for (int half = 0; half < Tile::kKeys / 16; ++half) {
       std::uint32_t p[kGroups][2];
       QUIRE_UNROLL
       for (int g = 0; g < kGroups; ++g) {
-        const float(&w)[4] = weights(0, half * kGroups + g);
+        const float(&w)[4] = s[half * kGroups + g];
         p[g][0] = transpose_matrix(pack(w[0], w[1], Compute{}));
         p[g][1] = transpose_matrix(pack(w[2], w[3], Compute{}));
       }
       const auto multiply = [&](int rows, const std::uint32_t(&a)[4]) {
         QUIRE_UNROLL
         for (int g = 0; g < kGroups; ++g) {
-          multiply_add(o(0, rows * kGroups + g), a, p[g][0], p[g][1], Compute{});
+          multiply_add(o[rows * kGroups + g], a, p[g][0], p[g][1], Compute{});
         }
       };
       if constexpr (Tile::kIs16Bit) {
@@ -280,21 +308,24 @@ struct TileProducts<Stored, kDims, RowsAcross<kGroups>> : QueryDims<Stored, kDim
 };
 
 // Adds the values of keys that have an infinite or NaN one, leaving out weights of 0: where some
-// row does not see such a key, 0 * NaN must not reach it. weights [row, stride] are in shared
-// memory, those of this tile's first key first.
+// row does not see such a key, 0 * NaN must not reach it. weights [row of the block, Tile::kKeys]
+// are in shared memory; o [Map::num_values(kDims)][4] is the copy of the accumulators, of which
+// those of one block change.
 template <class Stored, int kDims, class Map>
-QUIRE_DEVICE void add_non_finite(const unsigned char* tile, const float* weights, int stride,
-                                 float (&o)[Map::num_values(kDims)][4]) {
+QUIRE_DEVICE_RARE void add_non_finite(const unsigned char* tile, const float* weights, int block,
+                                      float (*o)[4]) {
   using Tile = KeyTile<Stored, kDims>;
   using Products = TileProducts<Stored, kDims, Map>;
+  constexpr int kBlockRows = Map::kRows / Map::kBlocks;
   QUIRE_NO_UNROLL
   for (int key = 0; key < Tile::kKeys; ++key) {
     if (!Tile::is_non_finite(tile, key)) continue;
-    QUIRE_UNROLL
-    for (int n = 0; n < Map::num_values(kDims); ++n) {
-      QUIRE_UNROLL
+    QUIRE_NO_UNROLL
+    for (int n = block; n < Map::num_values(kDims); n += Map::kBlocks) {
+      QUIRE_NO_UNROLL
       for (int i = 0; i < 4; ++i) {
-        const float weight = weights[Map::row(Map::slot(n, i)) * stride + key];
+        const int row = Map::row(Map::slot(n, i)) % kBlockRows;
+        const float weight = weights[row * Tile::kKeys + key];
         if (weight != 0.0F) {
           o[n][i] += weight * Tile::value_at(tile, key, Products::value_dim(n, i));
         }
