@@ -8,7 +8,7 @@
 
 #define QUIRE_DEVICE __device__ __forceinline__
 // What is rarely needed: kept out of the loops that call it.
-#define QUIRE_DEVICE_RARE __device__ __noinline__
+#define QUIRE_DEVICE_RARE inline __device__ __noinline__
 #define QUIRE_UNROLL _Pragma("unroll")
 #define QUIRE_UNROLL_4 _Pragma("unroll 4")
 #define QUIRE_NO_UNROLL _Pragma("unroll 1")

@@ -34,7 +34,8 @@ struct TileShape {
   using Map = RowsDown<tile_rows(kDims) / kTeams / 16>;
   static constexpr int kStageBytes = kTeams * Tile::kBytes;
   static constexpr int kStages = 2;
-  static constexpr int kQueryBytes = Map::kRows * kDims * 2;                            // of a team
+  static constexpr int kQueryBytes = Map::kRows * kDims * 2;  // of a team
+  static_assert(tile_rows(kDims) * kDims * 4 <= kStages * kStageBytes);
   static constexpr int kScratchBytes = RowBlock<Stored, kDims, 1, Map>::kScratchBytes;  // of a team
   static constexpr int kSharedBytes = kStages * kStageBytes +
                                       kTeams * (kQueryBytes + kScratchBytes) +
@@ -94,10 +95,32 @@ class TileTeam {
     rows_.finish();
   }
 
-  // The rows that are whole to the output, those of a split to the workspace.
-  QUIRE_DEVICE void store() const {
+  // The rows that are whole to the output, those of a split to the workspace. All teams are done
+  // with the stages, which take the rows on their way.
+  QUIRE_DEVICE void store() {
+    auto* values = reinterpret_cast<float*>(stages_ + team() * (Rows::kRows * kDims * 4));
     QUIRE_UNROLL
-    for (int slot = 0; slot < Map::kSlots; ++slot) store_row(slot);
+    for (int slot = 0; slot < Map::kSlots; ++slot) {
+      const float factor = rows_.v_unit * finish(slot);
+      QUIRE_UNROLL
+      for (int n = slot / 2; n < Map::num_values(kDims); n += Map::kBlocks) {
+        QUIRE_UNROLL
+        for (int c = 0; c < 2; ++c) {
+          values[place(Map::row(slot), Products::value_dim(n, c))] =
+              rows_.o[n][2 * (slot % 2) + c] * factor;
+        }
+      }
+    }
+    sync_team();
+    const int num_rows = item_.num_rows - rows_.first_row;
+    QUIRE_UNROLL_4
+    for (int row = 0; row < (num_rows < Rows::kRows ? num_rows : Rows::kRows); ++row) {
+      QUIRE_UNROLL
+      for (int dim = 4 * lane(); dim < kDims; dim += 4 * kTeam) {
+        store_four(rows_.first_row + row, dim,
+                   *reinterpret_cast<const Float4*>(values + place(row, dim)));
+      }
+    }
   }
 
  private:
@@ -109,8 +132,11 @@ class TileTeam {
                                 [this](int block, int step, const Fragment& fragment) {
                                   scaled_query(block, step) = fragment;
                                 });
-      return;
+    } else {
+      copy_queries();
     }
+  }
+  QUIRE_DEVICE void copy_queries() {
     QUIRE_NO_UNROLL
     for (int i = lane(); i < Rows::kRows * Tile::kChunks; i += kTeam) {
       const int row = i / Tile::kChunks;
@@ -161,19 +187,14 @@ class TileTeam {
   // kTiles tiles of a stage, from `first_key` on.
   QUIRE_DEVICE void attend_part(int first_key, unsigned char* tiles, int* flag) {
     if (first_key >= item_.key_end) return;
+    if (!kGeneral && hides_some(first_key)) find_non_finite(tiles, flag);
     typename Rows::Scores s;
     Rows::clear(s);
     const int own = recomputed(lane());
     Products::template multiply_keys<kTiles>(
         tiles, [this, own](int block, int step) { return query(block, step, own); }, s);
     rows_.weigh(args_, item_, first_key, tiles, scratch_, s);
-    if (hides_some(first_key)) {
-      if constexpr (kGeneral) {
-        take_out_non_finite(tiles, s, flag);
-      } else {
-        find_non_finite(tiles, flag);
-      }
-    }
+    if (kGeneral && hides_some(first_key)) take_out_non_finite(tiles, s, flag);
     Products::template multiply_values<kTiles>(tiles, s, rows_.o);
     if (Rows::needs_rest_of_weights(args_)) {
       Rows::keep_rest(s);
@@ -226,51 +247,48 @@ class TileTeam {
     sync_block();
   }
 
-  QUIRE_DEVICE void store_row(int slot) const {
+  // Where a value lies on its way: fours of a row are permuted by it, so that lanes stay apart.
+  QUIRE_DEVICE static int place(int row, int dim) { return row * kDims + (dim ^ (4 * (row & 7))); }
+
+  // What ends a row besides its values, and the factor of these.
+  QUIRE_DEVICE float finish(int slot) const {
     const int row = rows_.row_of(slot);
-    if (row >= item_.num_rows) return;
-    const bool is_split = item_.num_splits > 1;
-    const std::int64_t partial = item_.partial_row + row;
-    OutputRow to{0, 0};
-    float factor = rows_.v_unit;
-    if (is_split) {
-      if (lane() % 4 == 0) {
-        args_.partial_sums[2 * partial] = rows_.maximum(slot);
-        args_.partial_sums[2 * partial + 1] = rows_.sum[slot];
-      }
-    } else {
-      to = output_row(args_, item_, row);
-      factor *= finish_row(args_, to, rows_.maximum(slot), rows_.sum[slot], lane() % 4 == 0);
+    if (row >= item_.num_rows) return 0.0F;
+    const float maximum = rows_.maximum(slot);
+    const bool is_first_lane = lane() % 4 == 0;
+    if (item_.num_splits == 1) {
+      return finish_row(args_, output_row(args_, item_, row), maximum, rows_.sum[slot],
+                        is_first_lane);
     }
-    float* values = args_.partial_values + partial * args_.value_stride;
+    if (is_first_lane) {
+      args_.partial_sums[2 * (item_.partial_row + row)] = maximum;
+      args_.partial_sums[2 * (item_.partial_row + row) + 1] = rows_.sum[slot];
+    }
+    return 1.0F;
+  }
+
+  QUIRE_DEVICE void store_four(int row, int dim, const Float4& four) const {
+    if (dim >= args_.cache.value_dim) return;
+    if (item_.num_splits > 1) {
+      *reinterpret_cast<Float4*>(args_.partial_values +
+                                 (item_.partial_row + row) * args_.value_stride + dim) = four;
+      return;
+    }
     const MutableTensorView& out = args_.output.out;
-    const std::int64_t base = to.token * out.strides[0] + to.head * out.strides[1];
-    const bool is_float = is_split || out.dtype == DType::kF32;
-    if (!is_split) values = static_cast<float*>(out.data) + base;
-    auto* halves = static_cast<std::uint16_t*>(out.data) + base;
-    const std::int64_t stride = is_split ? 1 : out.strides[2];
-    const bool is_bf16 = out.dtype == DType::kBF16;
-    const bool in_pairs =
-        Tile::kIs16Bit && stride == 1 && reinterpret_cast<std::uintptr_t>(halves) % 4 == 0;
-    QUIRE_UNROLL
-    for (int n = slot / 2; n < Map::num_values(kDims); n += Map::kBlocks) {
-      const float x = rows_.o[n][2 * (slot % 2)] * factor;
-      const float y = rows_.o[n][2 * (slot % 2) + 1] * factor;
-      const std::int64_t x_dim = Products::value_dim(n, 0);
-      const std::int64_t y_dim = Products::value_dim(n, 1);
-      if (y_dim >= args_.cache.value_dim) continue;  // and so is x_dim
-      if (is_float) {
-        values[x_dim * stride] = x;
-        values[y_dim * stride] = y;
-      } else {
-        const std::uint32_t two = is_bf16 ? pack(x, y, BFloat16{}) : pack(x, y, Float16{});
-        if (in_pairs) {
-          *reinterpret_cast<std::uint32_t*>(halves + x_dim) = two;
-        } else {
-          halves[x_dim * stride] = static_cast<std::uint16_t>(two);
-          halves[y_dim * stride] = static_cast<std::uint16_t>(two >> 16);
-        }
-      }
+    const OutputRow to = output_row(args_, item_, row);
+    const std::int64_t at =
+        to.token * out.strides[0] + to.head * out.strides[1] + dim * out.strides[2];
+    auto* halves = static_cast<std::uint16_t*>(out.data) + at;
+    if (out.dtype == DType::kF32 || out.strides[2] != 1 ||
+        reinterpret_cast<std::uintptr_t>(halves) % 8 != 0) {
+      const float x[4] = {four.x, four.y, four.z, four.w};
+      for (int i = 0; i < 4; ++i) store_float(out.dtype, out.data, at + i * out.strides[2], x[i]);
+    } else if (out.dtype == DType::kBF16) {
+      *reinterpret_cast<Words<2>*>(halves) = {pack(four.x, four.y, BFloat16{}),
+                                              pack(four.z, four.w, BFloat16{})};
+    } else {
+      *reinterpret_cast<Words<2>*>(halves) = {pack(four.x, four.y, Float16{}),
+                                              pack(four.z, four.w, Float16{})};
     }
   }
 
@@ -302,6 +320,7 @@ QUIRE_DEVICE_RARE void attend_item_generally(const AttendArgs& args, const Item&
                                              unsigned char* memory, int* flag) {
   TileTeam<Stored, kDims, true> state(args, item, memory);
   state.run(flag);
+  sync_block();
   state.store();
 }
 

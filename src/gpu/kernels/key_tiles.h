@@ -14,6 +14,28 @@
 
 namespace quire::gpu {
 
+// Of each number in a word: the bits that are all ones in what is infinite or NaN (the exponent, or
+// all but the sign where the only such code is NaN), and the lowest of them.
+struct NonFiniteBits {
+  std::uint32_t mask;
+  std::uint32_t lowest;
+};
+QUIRE_DEVICE constexpr NonFiniteBits non_finite_bits(BFloat16) {
+  return {0x7f807f80U, 0x00800080U};
+}
+QUIRE_DEVICE constexpr NonFiniteBits non_finite_bits(Float16) {
+  return {0x7c007c00U, 0x04000400U};
+}
+QUIRE_DEVICE constexpr NonFiniteBits non_finite_bits(Float8E4M3) {
+  return {0x7f7f7f7fU, 0x01010101U};
+}
+QUIRE_DEVICE constexpr NonFiniteBits non_finite_bits(Float8E5M2) {
+  return {0x7c7c7c7cU, 0x04040404U};
+}
+QUIRE_DEVICE constexpr NonFiniteBits non_finite_bits(std::int8_t) {
+  return {0, 0};
+}
+
 template <class Stored, int kDims>
 struct KeyTile {
   static constexpr bool kIs16Bit = sizeof(Stored) == 2;
@@ -79,13 +101,7 @@ struct KeyTile {
 
   // Whether a value of the tile is infinite or NaN; the same for all lanes.
   QUIRE_DEVICE static bool has_non_finite_values(const unsigned char* tile) {
-    bool found = false;
-    QUIRE_NO_UNROLL
-    for (int i = lane(); i < kKeys * kDims; i += kTeam) {
-      const float x = value_at(tile, i / kDims, i % kDims);
-      found = found || !(x - x == 0.0F);
-    }
-    return any(found);
+    return has_non_finite(tile + kTensorBytes, kTensorBytes);
   }
 
   // Makes the values of those keys zeros, when all have been added.
@@ -102,13 +118,22 @@ struct KeyTile {
   }
   // Whether a value of the key is infinite or NaN; the same for all lanes.
   QUIRE_DEVICE static bool is_non_finite(const unsigned char* tile, int key) {
-    bool found = false;
+    return has_non_finite(tile + kTensorBytes + key * kRowBytes, kRowBytes);
+  }
+
+  // Whether any of these numbers is infinite or NaN; the same for all lanes.
+  QUIRE_DEVICE static bool has_non_finite(const unsigned char* numbers, int bytes) {
+    constexpr NonFiniteBits kBits = non_finite_bits(Stored{});
+    constexpr std::uint32_t kSigns = kIs16Bit ? 0x80008000U : 0x80808080U;
+    std::uint32_t found = 0;
     QUIRE_NO_UNROLL
-    for (int dim = lane(); dim < kDims; dim += kTeam) {
-      const float x = value_at(tile, key, dim);
-      found = found || !(x - x == 0.0F);
+    for (int at = 16 * lane(); at < bytes; at += 16 * kTeam) {
+      const Sixteen some = *reinterpret_cast<const Sixteen*>(numbers + at);
+      // One more at the lowest bit carries to the place of the sign only from all ones.
+      QUIRE_UNROLL
+      for (const std::uint32_t x : some.x) found |= (x & kBits.mask) + kBits.lowest;
     }
-    return any(found);
+    return any((found & kSigns) != 0);
   }
 };
 

@@ -22,7 +22,7 @@
 namespace quire::gpu {
 
 // Eight numbers of a query that are `stride` apart.
-QUIRE_DEVICE_RARE inline Sixteen gather_query(const std::uint16_t* q, std::int64_t stride) {
+QUIRE_DEVICE_RARE Sixteen gather_query(const std::uint16_t* q, std::int64_t stride) {
   Sixteen piece;
   for (int i = 0; i < 4; ++i) {
     piece.x[i] = q[2 * i * stride] | static_cast<std::uint32_t>(q[(2 * i + 1) * stride]) << 16;
