@@ -28,8 +28,8 @@ QUIRE_DEVICE int num_blocks() {
   return static_cast<int>(gridDim.x);
 }
 
-// x, of which the compiler knows nothing: what follows from it is computed again where it is needed,
-// not kept in registers around a loop.
+// x, of which the compiler knows nothing: what follows from it is computed again where it is
+// needed, not kept in registers around a loop.
 QUIRE_DEVICE int recomputed(int x) {
   int y;
   asm volatile("mov.b32 %0, %1;" : "=r"(y) : "r"(x));

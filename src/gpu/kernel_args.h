@@ -40,6 +40,7 @@ static_assert(sizeof(Item) == 64);
 // kStreamRows to the two that stream keys, the others to the one that shares them among many rows.
 enum class ItemList : std::uint8_t { kFew, kStream, kTile };
 inline constexpr int kNumLists = 3;
+inline constexpr int kNumRunLists = kNumLists - 1;  // all but the last
 inline constexpr int kFewRows = 8;
 inline constexpr int kStreamRows = 16;
 QUIRE_HOST_DEVICE constexpr ItemList item_list(std::int64_t num_rows) {
@@ -75,11 +76,15 @@ struct PlanArgs {
   PlanSpec spec;
   BatchView batch;
   BatchBounds bounds;
-  std::int64_t max_items = 0;              // room in each list
-  std::int64_t max_merges = 0;             // room for counters
-  std::int64_t max_partial_rows = 0;       // room for partial results
-  Item* lists[kNumLists] = {};             // [max_items] each
-  std::int32_t* merge_counters = nullptr;  // [max_merges], zeroed
+  std::int64_t max_items = 0;         // room in each list
+  std::int64_t max_merges = 0;        // room for counters
+  std::int64_t max_partial_rows = 0;  // room for partial results
+  Item* lists[kNumLists] = {};        // [max_items] each
+  // Items of the lists of few rows go to thread blocks in runs of equal cost: run r is the items
+  // from runs[r] to runs[r + 1].
+  std::int32_t* runs[kNumRunLists] = {};     // [num_runs + 1] each
+  std::int32_t num_runs[kNumRunLists] = {};  // 0: nobody asks for them
+  std::int32_t* merge_counters = nullptr;    // [max_merges], zeroed
   PlanCounts* counts = nullptr;
   std::uint64_t* host_fault = nullptr;  // in host memory, for the next call to find
 };
@@ -102,6 +107,7 @@ struct AttendArgs {
   const std::int32_t* num_items = nullptr;
   std::int32_t* next_item = nullptr;
   std::int32_t* done = nullptr;
+  const std::int32_t* runs = nullptr;  // of the list, a run for each thread block
   std::int32_t* merge_counters = nullptr;
   const std::uint64_t* fault = nullptr;
   float* partial_values = nullptr;  // [partial_rows, value_stride]

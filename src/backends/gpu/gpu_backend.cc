@@ -54,13 +54,25 @@ std::int64_t value_stride(const AttentionSpec& spec) {
   return (spec.value_dim + 3) / 4 * 4;
 }
 
+// Whether there are instances of the kernels over matrix units for a spec.
+bool has_matrix_kernels(const AttentionSpec& spec) {
+  const bool is_16_bit_q = spec.q_dtype == DType::kBF16 || spec.q_dtype == DType::kF16;
+  return is_16_bit_q && padded_dims(spec) != 0 &&
+         (spec.kv.dtype == spec.q_dtype || dtype_bytes(spec.kv.dtype) == 1);
+}
+
+constexpr KernelKind kListKernels[kNumLists] = {KernelKind::kAttendFew, KernelKind::kAttendStream,
+                                                KernelKind::kAttendTile};
+
 // What one prepared batch keeps in the device's memory.
 struct DeviceLayout {
-  std::int64_t counts, merge_counters, lists[kNumLists], sums, values, metadata, total;
+  std::int64_t counts, merge_counters, lists[kNumLists], runs[kNumRunLists], sums, values, metadata,
+      total;
   PlanBounds plan;
+  std::int32_t num_runs[kNumRunLists];  // thread blocks of the kernels of few rows
 };
 
-DeviceLayout device_layout(const AttentionSpec& spec, const PlanSpec& plan,
+DeviceLayout device_layout(GpuRuntime& runtime, const AttentionSpec& spec, const PlanSpec& plan,
                            const BatchBounds& bounds) {
   std::int64_t used = 0;
   const auto take = [&used](std::int64_t count, std::int64_t size) {
@@ -73,6 +85,15 @@ DeviceLayout device_layout(const AttentionSpec& spec, const PlanSpec& plan,
   layout.counts = take(1, sizeof(PlanCounts));
   layout.merge_counters = take(layout.plan.merges, sizeof(std::int32_t));
   for (std::int64_t& list : layout.lists) list = take(layout.plan.items, sizeof(Item));
+  for (int i = 0; i < kNumRunLists; ++i) {
+    const KernelId kernel{kListKernels[i], spec.kv.dtype, padded_dims(spec)};
+    const std::int64_t resident =
+        has_matrix_kernels(spec) && runtime.fits(kernel)
+            ? std::int64_t{runtime.num_processors()} * runtime.blocks_per_processor(kernel)
+            : 0;
+    layout.num_runs[i] = static_cast<std::int32_t>(std::min(layout.plan.items, resident));
+    layout.runs[i] = take(layout.num_runs[i] + 1, sizeof(std::int32_t));
+  }
   layout.sums = take(layout.plan.partial_rows, 2 * sizeof(float));
   layout.values = take(layout.plan.partial_rows, value_stride(spec) * std::int64_t{sizeof(float)});
   layout.metadata = take(metadata_layout(spec, bounds).total, 1);
@@ -124,7 +145,7 @@ class GpuPrepared final : public PreparedBatch {
       : PreparedBatch(spec, bounds, workspace),
         runtime_(runtime),
         plan_spec(make_plan_spec(spec, plan_params(spec))),
-        layout(device_layout(spec, plan_spec, bounds)),
+        layout(device_layout(runtime, spec, plan_spec, bounds)),
         metadata(metadata_layout(spec, bounds)) {
     host_fault = static_cast<std::uint64_t*>(runtime.memory().allocate_host(sizeof(std::uint64_t)));
     *host_fault = kNoFault;
@@ -180,13 +201,9 @@ bool is_aligned_tensor(const void* data, const KvStrides& strides, std::int64_t 
 
 // Whether the kernels over matrix units take this call.
 bool takes_matrix_units(const AttentionSpec& spec, const KvCacheView& cache) {
-  const bool is_16_bit_q = spec.q_dtype == DType::kBF16 || spec.q_dtype == DType::kF16;
   const std::int64_t size = dtype_bytes(spec.kv.dtype);
-  if (!is_16_bit_q || padded_dims(spec) == 0 || cache.format.layout != KvLayoutId::kPlain) {
-    return false;
-  }
-  if (spec.kv.dtype != spec.q_dtype && size != 1) return false;
-  return is_aligned_tensor(cache.k, cache.k_strides, cache.head_dim, size) &&
+  return has_matrix_kernels(spec) && cache.format.layout == KvLayoutId::kPlain &&
+         is_aligned_tensor(cache.k, cache.k_strides, cache.head_dim, size) &&
          is_aligned_tensor(cache.v, cache.v_strides, cache.value_dim, size);
 }
 
@@ -217,7 +234,7 @@ class GpuBackend final : public AttentionBackend {
   WorkspaceSize do_workspace(const AttentionSpec& spec, const BatchBounds& bounds) const override {
     const PlanSpec plan = make_plan_spec(spec, plan_params(spec));
     return {.host_bytes = metadata_layout(spec, bounds).total,
-            .device_bytes = device_layout(spec, plan, bounds).total};
+            .device_bytes = device_layout(*runtime_, spec, plan, bounds).total};
   }
 
   std::unique_ptr<PreparedBatch> do_make_prepared(const AttentionSpec& spec,
@@ -238,6 +255,10 @@ class GpuBackend final : public AttentionBackend {
     args.max_merges = mine.layout.plan.merges;
     args.max_partial_rows = mine.layout.plan.partial_rows;
     for (int i = 0; i < kNumLists; ++i) args.lists[i] = mine.at<Item>(mine.layout.lists[i]);
+    for (int i = 0; i < kNumRunLists; ++i) {
+      args.runs[i] = mine.at<std::int32_t>(mine.layout.runs[i]);
+      args.num_runs[i] = mine.layout.num_runs[i];
+    }
     args.merge_counters = mine.at<std::int32_t>(mine.layout.merge_counters);
     args.counts = mine.counts();
     args.host_fault = mine.host_fault;
@@ -298,17 +319,20 @@ class GpuBackend final : public AttentionBackend {
     const int first = static_cast<int>(item_list(spec.head_group()));
     const int last = static_cast<int>(item_list(longest * spec.head_group()));
     PlanCounts* counts = mine.counts();
-    constexpr KernelKind kKernels[kNumLists] = {KernelKind::kAttendFew, KernelKind::kAttendStream,
-                                                KernelKind::kAttendTile};
     for (int i = first; i <= last; ++i) {
       args.items = mine.at<Item>(mine.layout.lists[i]);
       args.num_items = &counts->items[i];
       args.next_item = &counts->next[i];
       args.done = &counts->done[i];
-      const KernelId kernel{kKernels[i], spec.kv.dtype, dims};
-      launch_items(
-          fast && runtime_->fits(kernel) ? kernel : KernelId{.kind = KernelKind::kAttendRows}, mine,
-          args, stream);
+      const KernelId matrix{kListKernels[i], spec.kv.dtype, dims};
+      const bool fits = fast && runtime_->fits(matrix);
+      const KernelId kernel = fits ? matrix : KernelId{.kind = KernelKind::kAttendRows};
+      if (fits && i < kNumRunLists) {
+        args.runs = mine.at<std::int32_t>(mine.layout.runs[i]);
+        launch(kernel, mine.layout.num_runs[i], args, stream);
+      } else {
+        launch_items(kernel, mine, args, stream);
+      }
     }
   }
 

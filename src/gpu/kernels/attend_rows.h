@@ -172,14 +172,14 @@ QUIRE_DEVICE void attend_rows(const AttendArgs& args) {
       attend_row(args, item, row);
     }
     sync_block();
-    const int splits_before = count_split(args, item);
+    const int first = item.num_splits > 1 ? add_splits(args, item, 1, false) : -1;
     if (thread_index() == 0) {
-      shared.flag = is_last_split(args, item, splits_before) ? 1 : 0;
+      shared.flag = first;
       shared.slot = num_blocks() + atomic_add(args.next_item, 1);
     }
     sync_block();
     index = shared.slot;
-    if (shared.flag != 0) merge_rows(args, item);
+    if (shared.flag >= 0) merge_rows(args, item, shared.flag);
   }
   finish_items(args);
 }

@@ -5,6 +5,9 @@
 // in shared memory and needs no barrier of the block until its keys are done; then the teams'
 // states are merged in their order.
 //
+// A thread block has a run of items, one after another: splits of a unit that follow each other
+// need its queries once, and the first ones of a unit are folded as they come (row_states.h).
+//
 // 16-bit K and V are multiplied as they are. 8-bit ones are widened to f16 in registers, which is
 // exact; the queries are then f16 too, scaled by a power of two so that none overflows.
 //
@@ -25,9 +28,8 @@ namespace quire::gpu {
 
 // What the block shares besides the teams' memory.
 struct StreamShared {
-  Item items[3];               // the last one, the current one and the next
+  Item items[3];               // the current one, the next and the last
   float factors[kStreamRows];  // 8-bit: powers of two that the queries were divided by
-  int slot;
   int flag;
 };
 
@@ -61,7 +63,7 @@ struct StreamShape {
       (kQueriesStay ? kDims / 16 * kTeam * static_cast<int>(sizeof(typename Rows::Fragment)) : 0);
   // [teams][ring, scratch], [queries], then the block's sums, weights and flags.
   static constexpr int kSharedBytes = kTeams * kTeamBytes + kQueryBytes +
-                                      kRows * (3 * kTeams + 1) * 4 +
+                                      kRows * (3 * kTeams + 3) * 4 +
                                       static_cast<int>(sizeof(StreamShared));
 };
 
@@ -140,7 +142,8 @@ class StreamTeam {
     }
   }
 
-  QUIRE_DEVICE void start() {
+  // Before the keys of an item; its queries are those of the last one unless they are new.
+  QUIRE_DEVICE void start(bool new_queries) {
     rows_.start(args_, *item_, 0, scratch_);
     rows_.clear_state();
     if constexpr (Tile::kScalesQueries) {
@@ -149,6 +152,7 @@ class StreamTeam {
         rows_.row_scale[slot] *= factors_[Map::row(slot)];
       }
     }
+    if (!new_queries) return;
     if constexpr (Shape::kQueriesStay) {
       QUIRE_NO_UNROLL
       for (int step = team(); step < kSteps; step += Shape::kTeams) {
@@ -277,15 +281,46 @@ class StreamTeam {
   Sixteen pieces_[Shape::kRawPieces];  // of the next item's queries
 };
 
-// Merges the teams' states of an item, in their order, and writes its rows. The values of the first
-// team are at `states`, those of the next team_bytes on.
+// The state of the rows of a run's current unit: of all its splits up to the last one if the run
+// has them from the first on, else of the last one alone. A thread holds the same values all along,
+// and the first threads a row each besides.
+template <int kDims, int kRows, int kThreads>
+struct RunState {
+  static constexpr int kFours = (kRows * kDims / 4 + kThreads - 1) / kThreads;
+  float values[kFours][4];
+  float maximum;
+  float sum;
+  int first_split;  // of the unit that the run has
+
+  QUIRE_DEVICE void clear() {
+    maximum = negative_infinity();
+    sum = 0.0F;
+    QUIRE_UNROLL
+    for (auto& four : values) {
+      QUIRE_UNROLL
+      for (float& x : four) x = 0.0F;
+    }
+  }
+};
+
+// What becomes of a run's state when an item of it is done.
+enum class StateEnd : std::uint8_t {
+  kGoesOn,   // more splits will be folded
+  kPartial,  // to the workspace: not all splits of the unit
+  kOutput,
+};
+
+// Merges the teams' states of an item, in their order, into the state of the run. The values of the
+// first team are at `states`, those of the next team_bytes on.
 template <int kDims, int kRows, int kTeams>
-QUIRE_DEVICE void finish_stream_item(const AttendArgs& args, const Item& item,
+QUIRE_DEVICE void finish_stream_item(const AttendArgs& args, const Item& item, StateEnd end,
                                      const unsigned char* states, int team_bytes, float* sums,
-                                     float* weights) {
-  // sums [teams, rows, 2]; weights [rows, teams + 1]: of each team, then the factor of the row.
+                                     float* weights,
+                                     RunState<kDims, kRows, kTeams * kTeam>& state) {
+  // sums [teams, rows, 2]; weights [rows, kTeams + 3]: of each team, then the factors of the fold
+  // and that of the output.
+  constexpr int kStride = kTeams + 3;
   const int thread = thread_index();
-  const bool is_split = item.num_splits > 1;
   if (thread < item.num_rows) {
     const int row = thread;
     float maximum = negative_infinity();
@@ -294,27 +329,35 @@ QUIRE_DEVICE void finish_stream_item(const AttendArgs& args, const Item& item,
     }
     const float base = maximum == negative_infinity() ? 0.0F : maximum;
     float sum = 0.0F;
+    float* row_weights = weights + row * kStride;
     for (int t = 0; t < kTeams; ++t) {
       const float weight = exp2_fast(sums[2 * (t * kRows + row)] - base);
-      weights[row * (kTeams + 1) + t] = weight;
+      row_weights[t] = weight;
       sum += weight * sums[2 * (t * kRows + row) + 1];
     }
-    float factor = 1.0F;
-    if (is_split) {
-      args.partial_sums[2 * (item.partial_row + row)] = maximum;
-      args.partial_sums[2 * (item.partial_row + row) + 1] = sum;
-    } else {
-      factor = finish_row(args, output_row(args, item, row), maximum, sum, true);
+    const float larger = max_of(state.maximum, maximum);
+    const FoldFactors factors = fold_factors(state.maximum, maximum, larger);
+    state.maximum = larger;
+    state.sum = fold_value(factors, state.sum, sum);
+    row_weights[kTeams] = factors.kept;
+    row_weights[kTeams + 1] = factors.added;
+    if (end == StateEnd::kPartial) {
+      args.partial_sums[2 * (item.partial_row + row)] = state.maximum;
+      args.partial_sums[2 * (item.partial_row + row) + 1] = state.sum;
+    } else if (end == StateEnd::kOutput) {
+      row_weights[kTeams + 2] =
+          finish_row(args, output_row(args, item, row), state.maximum, state.sum, true);
     }
-    weights[row * (kTeams + 1) + kTeams] = factor;
   }
   sync_block();
   const int value_dim = args.cache.value_dim;
-  for (int i = 4 * thread; i < item.num_rows * kDims; i += 4 * kTeams * kTeam) {
-    const int row = i / kDims;
-    const int dim = i % kDims;
-    if (dim >= value_dim) continue;
-    const float* row_weights = weights + row * (kTeams + 1);
+  QUIRE_UNROLL
+  for (int i = 0; i < RunState<kDims, kRows, kTeams * kTeam>::kFours; ++i) {
+    const int index = 4 * (i * kTeams * kTeam + thread);
+    const int row = index / kDims;
+    const int dim = index % kDims;
+    if (row >= item.num_rows || dim >= value_dim) continue;
+    const float* row_weights = weights + row * kStride;
     float total[4] = {0.0F, 0.0F, 0.0F, 0.0F};
     QUIRE_UNROLL
     for (int t = 0; t < kTeams; ++t) {
@@ -327,23 +370,27 @@ QUIRE_DEVICE void finish_stream_item(const AttendArgs& args, const Item& item,
       total[2] += weight * values.z;
       total[3] += weight * values.w;
     }
-    if (is_split) {
+    const FoldFactors factors{row_weights[kTeams], row_weights[kTeams + 1]};
+    float(&folded)[4] = state.values[i];
+    QUIRE_UNROLL
+    for (int c = 0; c < 4; ++c) folded[c] = fold_value(factors, folded[c], total[c]);
+    if (end == StateEnd::kPartial) {
       *reinterpret_cast<Float4*>(args.partial_values +
                                  (item.partial_row + row) * args.value_stride +
-                                 dim) = {total[0], total[1], total[2], total[3]};
-      continue;
-    }
-    const float factor = row_weights[kTeams];
-    const OutputRow to = output_row(args, item, row);
-    for (int c = 0; c < 4 && dim + c < value_dim; ++c) {
-      store_value(args.output.out, to, dim + c, total[c] * factor);
+                                 dim) = {folded[0], folded[1], folded[2], folded[3]};
+    } else if (end == StateEnd::kOutput) {
+      const float factor = row_weights[kTeams + 2];
+      const OutputRow to = output_row(args, item, row);
+      QUIRE_UNROLL
+      for (int c = 0; c < 4; ++c) {
+        if (dim + c < value_dim) store_value(args.output.out, to, dim + c, folded[c] * factor);
+      }
     }
   }
 }
 
-// Items one after another: the first two by the block's index, the others by a counter. What can be
-// known of the next one is fetched while the current one is computed, and its first tiles are on
-// their way while the current one is merged.
+// What can be known of the next item is fetched while the current one is computed, and its first
+// tiles are on their way while the current one is merged.
 template <class Stored, int kDims, int kGroups>
 QUIRE_DEVICE void attend_stream(const AttendArgs& args) {
   using Shape = StreamShape<Stored, kDims, kGroups>;
@@ -353,65 +400,65 @@ QUIRE_DEVICE void attend_stream(const AttendArgs& args) {
   unsigned char* queries = memory + kTeams * Shape::kTeamBytes;
   auto* sums = reinterpret_cast<float*>(queries + Shape::kQueryBytes);
   float* weights = sums + 2 * kTeams * kRows;
-  auto& shared = *reinterpret_cast<StreamShared*>(weights + kRows * (kTeams + 1));
+  auto& shared = *reinterpret_cast<StreamShared*>(weights + kRows * (kTeams + 3));
   unsigned char* ring = memory + team() * Shape::kTeamBytes;
-  StreamTeam<Stored, kDims, kGroups> state(
+  StreamTeam<Stored, kDims, kGroups> team_state(
       args, ring, reinterpret_cast<float*>(ring + Shape::kRingBytes), queries, shared.factors);
-  int index = block_index();
+  RunState<kDims, kRows, Shape::kThreads> state;
+  state.clear();
+  const bool is_sound = *args.fault == kNoFault;
+  int index = args.runs[block_index()];
+  const int end = is_sound ? args.runs[block_index() + 1] : index;
+  if (index >= end) return;
   store_item_piece(&shared.items[0], load_item_piece(args, index));
-  const int num_items = *args.fault == kNoFault ? *args.num_items : 0;
   sync_block();
-  if (index < num_items) {
-    if constexpr (Shape::kFetchesEarly) state.fetch_queries(shared.items[0]);
-    state.begin(&shared.items[0]);
-  }
-  int next = index + num_blocks();
+  if constexpr (Shape::kFetchesEarly) team_state.fetch_queries(shared.items[0]);
+  team_state.begin(&shared.items[0]);
+  state.first_split = shared.items[0].split;
+  bool is_new_unit = true;
   int current = 0;
-  int splits_before = 0;  // thread 0: of the last item's unit, when it was counted
-  bool has_last = false;
   QUIRE_NO_UNROLL
-  while (index < num_items) {
-    const bool has_next = next < num_items;
-    int taken = num_items;
-    if (has_next && thread_index() == 0) {
-      taken = 2 * num_blocks() + atomic_add(args.next_item, 1);
-    }
-    const Sixteen piece = has_next ? load_item_piece(args, next) : Sixteen{};
-    if constexpr (!Shape::kFetchesEarly) state.fetch_queries(shared.items[current]);
-    state.stage_queries();
-    const int following = current == 2 ? 0 : current + 1;
-    store_item_piece(&shared.items[following], piece);
-    const Item& last_item = shared.items[current == 0 ? 2 : current - 1];
-    if (thread_index() == 0) {
-      shared.flag = has_last && is_last_split(args, last_item, splits_before) ? 1 : 0;
-    }
-    sync_block();
-    if (shared.flag != 0) merge_rows(args, last_item);
-    has_last = true;
-    state.start();
-    if constexpr (Shape::kFetchesEarly) {
-      if (has_next) state.fetch_queries(shared.items[following]);
-    }
-    state.run();
-    state.store(sums + 2 * team() * kRows);
-    if (has_next) state.begin(&shared.items[following]);
-    if (thread_index() == 0) shared.slot = taken;
-    sync_block();
+  for (; index < end; ++index) {
     const Item& item = shared.items[current];
-    finish_stream_item<kDims, kRows, kTeams>(args, item, memory + Shape::kStateBegin,
-                                             Shape::kTeamBytes, sums, weights);
-    index = next;
-    next = shared.slot;
+    const int next = current == 2 ? 0 : current + 1;
+    const Item& following = shared.items[next];
+    const bool has_next = index + 1 < end;
+    const Sixteen piece = has_next ? load_item_piece(args, index + 1) : Sixteen{};
+    if (is_new_unit) {
+      if constexpr (!Shape::kFetchesEarly) team_state.fetch_queries(item);
+      team_state.stage_queries();
+    }
+    store_item_piece(&shared.items[next], piece);
     sync_block();
-    // Whether all splits are there is known when the next item has begun.
-    splits_before = count_split(args, item);
-    current = current == 2 ? 0 : current + 1;
-    if (index < num_items) continue;
-    if (thread_index() == 0) shared.flag = is_last_split(args, item, splits_before) ? 1 : 0;
+    team_state.start(is_new_unit);
+    is_new_unit = has_next && following.split == 0;
+    if constexpr (Shape::kFetchesEarly) {
+      if (is_new_unit) team_state.fetch_queries(following);
+    }
+    team_state.run();
+    team_state.store(sums + 2 * team() * kRows);
+    if (has_next) team_state.begin(&following);
     sync_block();
-    if (shared.flag != 0) merge_rows(args, item);
+
+    const int splits = item.split + 1;  // of the unit up to here
+    const bool is_last = splits == item.num_splits || !has_next;
+    const bool folds = state.first_split == 0;
+    const StateEnd to = folds && splits == item.num_splits ? StateEnd::kOutput
+                        : folds && !is_last                ? StateEnd::kGoesOn
+                                                           : StateEnd::kPartial;
+    finish_stream_item<kDims, kRows, kTeams>(args, item, to, memory + Shape::kStateBegin,
+                                             Shape::kTeamBytes, sums, weights, state);
+    if (is_last && to == StateEnd::kPartial) {
+      sync_block();
+      const int first = add_splits(args, item, splits - state.first_split, folds);
+      if (thread_index() == 0) shared.flag = first;
+      sync_block();
+      if (shared.flag >= 0) merge_rows(args, item, shared.flag);
+    }
+    if (to != StateEnd::kGoesOn) state.clear();
+    if (is_new_unit) state.first_split = 0;
+    current = next;
   }
-  finish_items(args);
 }
 
 }  // namespace quire::gpu

@@ -350,10 +350,10 @@ QUIRE_DEVICE void attend_tile(const AttendArgs& args) {
     sync_block();
     index = shared.slot;
     if (is_split) {
-      const int splits_before = count_split(args, item);
-      if (thread_index() == 0) shared.flag = is_last_split(args, item, splits_before) ? 1 : 0;
+      const int first = add_splits(args, item, 1, false);
+      if (thread_index() == 0) shared.flag = first;
       sync_block();
-      if (shared.flag != 0) merge_rows(args, item);
+      if (shared.flag >= 0) merge_rows(args, item, shared.flag);
       sync_block();
     }
   }

@@ -19,8 +19,12 @@ namespace quire::gpu {
 inline constexpr int kPlanThreads = 256;
 
 struct ListItems {
-  std::int64_t count[kNumLists - 1];
+  std::int64_t count[kNumRunLists];
+  std::int64_t cost[kNumRunLists];
 };
+
+// Beginning and ending an item of few rows takes as long as so many of its keys.
+inline constexpr std::int64_t kItemKeys = 64;
 
 struct PlanShared {
   SequencePlan sequences[kPlanThreads];
@@ -68,8 +72,9 @@ QUIRE_DEVICE void scan_offsets(PlanShared& shared) {
     sync_block();
     if (adds) {
       shared.offsets[i] = before + shared.offsets[i];
-      for (int list = 0; list < kNumLists - 1; ++list) {
+      for (int list = 0; list < kNumRunLists; ++list) {
         shared.lists[i].count[list] += items_before.count[list];
+        shared.lists[i].cost[list] += items_before.cost[list];
       }
     }
     sync_block();
@@ -79,7 +84,7 @@ QUIRE_DEVICE void scan_offsets(PlanShared& shared) {
 // Items of a list from sequences before the t-th of this round.
 QUIRE_DEVICE std::int64_t items_before(const PlanShared& shared, int t, int list) {
   const ListItems& before = shared.lists[t];
-  if (list < kNumLists - 1) return before.count[list];
+  if (list < kNumRunLists) return before.count[list];
   std::int64_t rest = shared.offsets[t].items;
   for (const std::int64_t count : before.count) rest -= count;
   return rest;
@@ -127,6 +132,75 @@ QUIRE_DEVICE Item make_item(const PlanArgs& args, const WorkItem& work, std::int
   return item;
 }
 
+// What a sequence adds to the lists of few rows, where it has one row tile and its units are equal.
+QUIRE_DEVICE ListItems list_items(const PlanSpec& spec, const SequencePlan& plan,
+                                  const PlanOffsets& counts) {
+  ListItems items{};
+  const int list = list_of(spec, plan);
+  if (counts.items == 0 || list >= kNumRunLists) return items;
+  items.count[list] = counts.items;
+  items.cost[list] =
+      plan.num_units() * (tile_keys(spec, plan, 0).size() + plan.num_splits * kItemKeys);
+  return items;
+}
+
+// The cost of all sequences to every thread of the block, where one round does not hold them all.
+QUIRE_DEVICE ListItems sum_costs(const PlanArgs& args, PlanShared& shared) {
+  const std::int64_t num_sequences = args.batch.queries.begins.size;
+  ListItems own{};
+  for (std::int64_t s = thread_index(); s < num_sequences; s += kPlanThreads) {
+    const SequencePlan plan = plan_checked(args, s);
+    if (plan.q_len == 0) continue;
+    const ListItems items = list_items(args.spec, plan, sequence_counts(args.spec, plan));
+    for (int list = 0; list < kNumRunLists; ++list) own.cost[list] += items.cost[list];
+  }
+  shared.offsets[thread_index() + 1] = {};
+  shared.lists[thread_index() + 1] = own;
+  sync_block();
+  scan_offsets(shared);
+  const ListItems all = shared.lists[kPlanThreads];
+  sync_block();
+  return all;
+}
+
+// Notes the runs that begin behind item `index` of a list, which costs what lies between `before`
+// and `after`.
+QUIRE_DEVICE void note_runs(const PlanArgs& args, int list, std::int64_t index, std::int64_t before,
+                            std::int64_t after, std::int64_t all) {
+  const std::int64_t num_runs = args.num_runs[list];
+  for (std::int64_t run = before * num_runs / all + 1; run <= after * num_runs / all; ++run) {
+    args.runs[list][run] = static_cast<std::int32_t>(index + 1);
+  }
+}
+
+// Item `i` of those planned by now to its list.
+QUIRE_DEVICE void write_item(const PlanArgs& args, const PlanShared& shared, const BatchPlan& round,
+                             std::int64_t first_sequence, std::int64_t i, const ListItems& all) {
+  const std::int64_t t = find_sequence(round, &PlanOffsets::items, i);
+  const std::int64_t index = i - shared.offsets[t].items;
+  const WorkItem work = item_of_sequence(args.spec, round, t, index);
+  const SequencePlan& plan = shared.sequences[t];
+  const int list = list_of(args.spec, plan);
+  const std::int64_t before = items_before(shared, static_cast<int>(t), list);
+  args.lists[list][before + index] = make_item(args, work, first_sequence + t, plan);
+  if (list >= kNumRunLists || args.num_runs[list] == 0) return;
+  const KeyRange span = tile_keys(args.spec, plan, 0);
+  const std::int64_t unit = index / plan.num_splits;
+  const std::int64_t cost = shared.lists[t].cost[list] +
+                            unit * (span.size() + plan.num_splits * kItemKeys) +
+                            (work.keys.begin - span.begin) + work.split * kItemKeys;
+  note_runs(args, list, before + index, cost, cost + work.keys.size() + kItemKeys, all.cost[list]);
+}
+
+// Where the first run begins, and all of them if there are no items.
+QUIRE_DEVICE void begin_runs(const PlanArgs& args, const ListItems& all) {
+  for (int list = 0; list < kNumRunLists; ++list) {
+    if (args.num_runs[list] == 0) continue;
+    const int last = all.cost[list] == 0 ? args.num_runs[list] : 0;
+    for (int run = thread_index(); run <= last; run += kPlanThreads) args.runs[list][run] = 0;
+  }
+}
+
 QUIRE_DEVICE void plan_items(const PlanArgs& args) {
   auto& shared = *reinterpret_cast<PlanShared*>(shared_memory());
   const int thread = thread_index();
@@ -142,6 +216,8 @@ QUIRE_DEVICE void plan_items(const PlanArgs& args) {
     if (block_index() == 0) args.counts->fault = kNoFault;
   }
   sync_block();
+  ListItems all{};
+  if (num_sequences > kPlanThreads) all = sum_costs(args, shared);
   for (std::int64_t first = 0; first < num_sequences; first += kPlanThreads) {
     const std::int64_t s = first + thread;
     const SequencePlan plan = s < num_sequences ? plan_checked(args, s) : SequencePlan{};
@@ -149,10 +225,7 @@ QUIRE_DEVICE void plan_items(const PlanArgs& args) {
     const PlanOffsets counts = has_rows ? sequence_counts(args.spec, plan) : PlanOffsets{};
     shared.sequences[thread] = plan;
     shared.offsets[thread + 1] = counts;
-    for (int list = 0; list < kNumLists - 1; ++list) {
-      shared.lists[thread + 1].count[list] =
-          has_rows && list_of(args.spec, plan) == list ? counts.items : 0;
-    }
+    shared.lists[thread + 1] = list_items(args.spec, plan, counts);
     sync_block();
     scan_offsets(shared);
 
@@ -165,18 +238,11 @@ QUIRE_DEVICE void plan_items(const PlanArgs& args) {
       }
       break;  // nothing of this round, and nothing after it
     }
+    if (num_sequences <= kPlanThreads) all = shared.lists[kPlanThreads];
     const BatchPlan round{kPlanThreads, shared.sequences, shared.offsets};
     std::int64_t i = shared.offsets[0].items;
     i += static_cast<std::int64_t>(block_index()) * kPlanThreads + thread;
-    for (; i < total.items; i += num_planners) {
-      const std::int64_t t = find_sequence(round, &PlanOffsets::items, i);
-      const std::int64_t index = i - shared.offsets[t].items;
-      const WorkItem work = item_of_sequence(args.spec, round, t, index);
-      const SequencePlan& planned = shared.sequences[t];
-      const int list = list_of(args.spec, planned);
-      const std::int64_t before = items_before(shared, static_cast<int>(t), list);
-      args.lists[list][before + index] = make_item(args, work, first + t, planned);
-    }
+    for (; i < total.items; i += num_planners) write_item(args, shared, round, first, i, all);
     sync_block();
     if (thread == 0) {
       shared.offsets[0] = total;
@@ -184,7 +250,9 @@ QUIRE_DEVICE void plan_items(const PlanArgs& args) {
     }
     sync_block();
   }
-  if (block_index() != 0 || thread != 0) return;
+  if (block_index() != 0) return;
+  begin_runs(args, all);
+  if (thread != 0) return;
   for (int list = 0; list < kNumLists; ++list) {
     args.counts->items[list] = static_cast<std::int32_t>(items_before(shared, 0, list));
     args.counts->next[list] = 0;

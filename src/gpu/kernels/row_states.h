@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of an item: rows that are whole are written out; rows of a split go to the workspace, and
-// whoever finishes a unit's last split merges all of them, in the order of the splits.
+// The end of an item: rows that are whole are written out; states of rows over some of their keys
+// go to the workspace, and whoever adds the last of a unit's splits merges all of them.
 //
 // The state of a row is a sum of values, the maximum of its scores in powers of two, and the sum of
-// the weights 2^(score - maximum); -inf and 0 if it saw no key.
+// the weights 2^(score - maximum); -inf and 0 if it saw no key. States are folded in the order of
+// the splits, one after another, by one rule: a thread block that attends to the first splits of a
+// unit folds them as it goes, and gets the bits that a merge of them would give.
 #pragma once
 
 #include <cstdint>
@@ -53,73 +55,80 @@ QUIRE_DEVICE void store_value(const MutableTensorView& out, const OutputRow& to,
               to.token * out.strides[0] + to.head * out.strides[1] + dim * out.strides[2], x);
 }
 
-// One team: the state of one row from its splits, to the output.
-QUIRE_DEVICE void merge_row(const AttendArgs& args, const Item& item, int row) {
+// What the states on either side of a fold are multiplied by.
+struct FoldFactors {
+  float kept;   // of what was folded so far
+  float added;  // of the next split
+};
+QUIRE_DEVICE FoldFactors fold_factors(float maximum_before, float maximum, float maximum_after) {
+  const float base = maximum_after == negative_infinity() ? 0.0F : maximum_after;
+  return {exp2_fast(maximum_before - base), exp2_fast(maximum - base)};
+}
+// A factor of 0 leaves nothing, of infinity neither.
+QUIRE_DEVICE float fold_value(const FoldFactors& factors, float before, float next) {
+  const float kept = factors.kept == 0.0F ? 0.0F : before * factors.kept;
+  return factors.added == 0.0F ? kept : fused(next, factors.added, kept);
+}
+
+// One team: the state of one row from its splits, to the output. Partial `first` holds the state of
+// all splits up to it.
+QUIRE_DEVICE void merge_row(const AttendArgs& args, const Item& item, int row, int first) {
   const std::int64_t split_stride =
       static_cast<std::int64_t>(item.q_len) * args.group * args.num_kv_heads;
-  const std::int64_t first = item.partial_row - item.split * split_stride + row;
-  const int num_splits = item.num_splits;
-  // A split a lane: its maximum and sum are loaded once, and handed out as its values are added.
-  const auto sums_of = [&](int split, float& largest, float& sum) {
-    const float* sums = args.partial_sums + 2 * (first + split * split_stride);
-    const bool is_split = split < num_splits;
-    largest = is_split ? load_shared_by_blocks(sums) : negative_infinity();
-    sum = is_split ? load_shared_by_blocks(sums + 1) : 0.0F;
-  };
-  float largest;
-  float sum_of_lane;
-  sums_of(lane(), largest, sum_of_lane);
-  float maximum = largest;
-  QUIRE_NO_UNROLL
-  for (int split = lane() + kTeam; split < num_splits; split += kTeam) {
-    float other;
-    float unused;
-    sums_of(split, other, unused);
-    maximum = max_of(maximum, other);
-  }
-  maximum = team_max(maximum);
-  const float base = maximum == negative_infinity() ? 0.0F : maximum;
+  const std::int64_t first_row = item.partial_row - (item.split - first) * split_stride + row;
+  const int num_states = item.num_splits - first;
   constexpr int kInFlight = 16;
   const auto value_dim = static_cast<int>(args.output.out.shape[2]);
   const OutputRow to = output_row(args, item, row);
-  float sum = 0.0F;
-  float factor = 0.0F;
   QUIRE_NO_UNROLL
   for (int dim = 4 * lane(); dim - 4 * lane() < value_dim; dim += 4 * kTeam) {
     float total[4] = {0.0F, 0.0F, 0.0F, 0.0F};
-    float added = 0.0F;
+    float sum = 0.0F;
+    float maximum = negative_infinity();
     QUIRE_NO_UNROLL
-    for (int begin = 0; begin < num_splits; begin += kTeam) {
-      if (begin > 0 || dim >= 4 * kTeam) sums_of(begin + lane(), largest, sum_of_lane);
-      added += exp2_fast(largest - base) * sum_of_lane;
-      const int count = num_splits - begin < kTeam ? num_splits - begin : kTeam;
+    for (int begin = 0; begin < num_states; begin += kTeam) {
+      // A state a lane: its maximum and sum are loaded once, and its factors handed out as its
+      // values are folded.
+      const bool is_state = begin + lane() < num_states;
+      const float* sums = args.partial_sums + 2 * (first_row + (begin + lane()) * split_stride);
+      const float of_state = is_state ? load_shared_by_blocks(sums) : negative_infinity();
+      const float sum_of_state = is_state ? load_shared_by_blocks(sums + 1) : 0.0F;
+      float after = max_of(maximum, of_state);
+      QUIRE_UNROLL
+      for (int step = 1; step < kTeam; step *= 2) {
+        const float other = shuffle(after, lane() >= step ? lane() - step : lane());
+        after = max_of(after, other);
+      }
+      const float last = shuffle(after, lane() > 0 ? lane() - 1 : 0);
+      const FoldFactors own = fold_factors(lane() > 0 ? last : maximum, of_state, after);
+      const int count = num_states - begin < kTeam ? num_states - begin : kTeam;
       QUIRE_NO_UNROLL
-      for (int split = 0; split < count; split += kInFlight) {
+      for (int state = 0; state < count; state += kInFlight) {
         Float4 values[kInFlight];
         QUIRE_UNROLL
         for (int i = 0; i < kInFlight; ++i) {
-          const std::int64_t at = first + (begin + split + i) * split_stride;
-          const bool is_there = (split + i < count) & (dim < value_dim);
+          const std::int64_t at = first_row + (begin + state + i) * split_stride;
+          const bool is_there = (state + i < count) & (dim < value_dim);
           values[i] = is_there ? load_shared_by_blocks(reinterpret_cast<const Float4*>(
                                      args.partial_values + at * args.value_stride + dim))
                                : Float4{0.0F, 0.0F, 0.0F, 0.0F};
         }
         QUIRE_UNROLL
         for (int i = 0; i < kInFlight; ++i) {
-          const float top = shuffle(largest, (split + i) % kTeam);
-          if (split + i >= count || top == negative_infinity()) continue;  // saw nothing
-          const float of_split = exp2_fast(top - base);
-          total[0] += of_split * values[i].x;
-          total[1] += of_split * values[i].y;
-          total[2] += of_split * values[i].z;
-          total[3] += of_split * values[i].w;
+          const int from = (state + i) % kTeam;
+          const FoldFactors factors{shuffle(own.kept, from), shuffle(own.added, from)};
+          const float next_sum = shuffle(sum_of_state, from);
+          if (state + i >= count) continue;
+          sum = fold_value(factors, sum, next_sum);
+          total[0] = fold_value(factors, total[0], values[i].x);
+          total[1] = fold_value(factors, total[1], values[i].y);
+          total[2] = fold_value(factors, total[2], values[i].z);
+          total[3] = fold_value(factors, total[3], values[i].w);
         }
       }
+      maximum = shuffle(after, kTeam - 1);
     }
-    if (dim < 4 * kTeam) {
-      sum = team_sum(added);
-      factor = finish_row(args, to, maximum, sum, lane() == 0);
-    }
+    const float factor = finish_row(args, to, maximum, sum, lane() == 0 && dim == 0);
     for (int i = 0; i < 4 && dim + i < value_dim; ++i) {
       store_value(args.output.out, to, dim + i, total[i] * factor);
     }
@@ -138,26 +147,27 @@ QUIRE_DEVICE void store_item_piece(Item* to, const Sixteen& piece) {
   if (thread_index() < kPieces) reinterpret_cast<Sixteen*>(to)[thread_index()] = piece;
 }
 
-// Counts a split of an item, if it is one, whose partial rows all threads of the block have written
-// before the last barrier. Returns to thread 0 how many of the unit were there before.
-QUIRE_DEVICE int count_split(const AttendArgs& args, const Item& item) {
-  if (item.num_splits == 1 || thread_index() != 0) return 0;
+// Counts splits of a unit whose states all threads of the block have written before the last
+// barrier: `count` of them, up to that of the item; `folded` says that they are the first ones, and
+// in one state. Thread 0 gets the partial that a merge begins with if these were the last splits
+// missing, which makes the counter ready for the next layer, else -1.
+QUIRE_DEVICE int add_splits(const AttendArgs& args, const Item& item, int count, bool folded) {
+  constexpr int kFolded = 1 << 16;  // times the number of splits in the first state
+  if (thread_index() != 0) return -1;
   fence();
-  return atomic_add(args.merge_counters + item.merge, 1);
-}
-// Thread 0: whether that was the unit's last, which makes the counter ready for the next layer.
-QUIRE_DEVICE bool is_last_split(const AttendArgs& args, const Item& item, int splits_before) {
-  if (item.num_splits == 1 || splits_before != item.num_splits - 1) return false;
+  const int added = count + (folded ? count * kFolded : 0);
+  const int all = atomic_add(args.merge_counters + item.merge, added) + added;
+  if (all % kFolded != item.num_splits) return -1;
   fence();
   args.merge_counters[item.merge] = 0;
-  return true;
+  return all < kFolded ? 0 : all / kFolded - 1;
 }
 
 // All threads of the block: the rows of a unit whose splits are all there.
-QUIRE_DEVICE void merge_rows(const AttendArgs& args, const Item& item) {
+QUIRE_DEVICE void merge_rows(const AttendArgs& args, const Item& item, int first) {
   fence();
   for (int row = team(); row < item.num_rows; row += num_threads() / kTeam) {
-    merge_row(args, item, row);
+    merge_row(args, item, row, first);
   }
 }
 
