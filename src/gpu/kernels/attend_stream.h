@@ -49,7 +49,9 @@ struct StreamShape {
   static constexpr int kStateBegin = (kStages - 1) * Tile::kBytes;
   static_assert(kRows * kDims * 4 <= Tile::kBytes);
   static constexpr int kScratchBytes = Rows::kScratchBytes;
-  static constexpr int kTeamBytes = kRingBytes + kScratchBytes;
+  // Ids of the tile that is loaded while tile i is attended to came with tile i - 1, or before.
+  using Loader = TileLoader<Stored, kDims, kTeams, kStages>;
+  static constexpr int kTeamBytes = kRingBytes + kScratchBytes + Loader::kIdBytes;
   // The block loads the queries, rows of raw numbers with a gap that keeps lanes apart; where their
   // fragments do not fit the registers beside the values, these stay in shared memory.
   static constexpr int kQueryStride = 2 * kDims + 16;
@@ -80,23 +82,29 @@ class StreamTeam {
   static constexpr int kKeys = Tile::kKeys;
   static constexpr int kSteps = kDims / 16;
 
-  // ring [kRingBytes] and scratch [kScratchBytes] are the team's own, in shared memory;
+  // ring [kTeamBytes], with scratch [kScratchBytes] in it, is the team's own, in shared memory;
   // queries [kQueryBytes] and factors [kRows] are the block's.
   QUIRE_DEVICE StreamTeam(const AttendArgs& args, unsigned char* ring, float* scratch,
                           unsigned char* queries, float* factors)
-      : args_(args), ring_(ring), scratch_(scratch), raw_(queries), factors_(factors) {}
+      : args_(args),
+        ring_(ring),
+        scratch_(scratch),
+        raw_(queries),
+        factors_(factors),
+        ids_(reinterpret_cast<std::int32_t*>(ring + Shape::kRingBytes + Shape::kScratchBytes)) {}
 
   // Starts the loads of the first tiles. The ring is free.
   QUIRE_DEVICE void begin(const Item* item) {
     item_ = item;
-    loader_.begin(args_, *item_);
     const int first = first_tile();
-    loader_.look_up(args_, *item_, first);
+    loader_.begin(args_, *item_, ids_, first);
     QUIRE_NO_UNROLL
     for (int stage = 0; stage < Shape::kStages - 1; ++stage) {
-      loader_.load(args_, *item_, first + stage * Shape::kTeams, ring_ + stage * Tile::kBytes,
-                   first + (stage + 1) * Shape::kTeams);
+      if (stage > 0) sync_team();
+      loader_.load(args_, *item_, first + stage * Shape::kTeams, stage,
+                   ring_ + stage * Tile::kBytes);
     }
+    slot_ = Shape::kStages - 1;
   }
 
   // The block's queries in three steps: from global memory to registers, where they may be on their
@@ -172,7 +180,8 @@ class StreamTeam {
     for (int tile = first_tile(); tile < num_tiles; tile += Shape::kTeams) {
       const int ahead = stage == 0 ? Shape::kStages - 1 : stage - 1;
       const int next = tile + (Shape::kStages - 1) * Shape::kTeams;
-      loader_.load(args_, *item_, next, ring_ + ahead * Tile::kBytes, next + Shape::kTeams);
+      loader_.load(args_, *item_, next, slot_, ring_ + ahead * Tile::kBytes);
+      slot_ = slot_ == Shape::kStages ? 0 : slot_ + 1;
       async_wait<Shape::kStages - 1>();
       sync_team();
       attend_tile(tile * kKeys, ring_ + stage * Tile::kBytes);
@@ -275,7 +284,9 @@ class StreamTeam {
   unsigned char* raw_;
   float* factors_;
   const Item* item_ = nullptr;  // in shared memory
-  TileLoader<Stored, kDims> loader_;
+  typename Shape::Loader loader_;
+  std::int32_t* ids_;  // of blocks; the team's own, in shared memory
+  int slot_ = 0;       // of the ids of the next tile to load
   Rows rows_;
   Fragment q_[Shape::kQueriesStay ? 1 : kSteps];
   Sixteen pieces_[Shape::kRawPieces];  // of the next item's queries

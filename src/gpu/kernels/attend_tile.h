@@ -37,8 +37,10 @@ struct TileShape {
   static constexpr int kQueryBytes = Map::kRows * kDims * 2;  // of a team
   static_assert(tile_rows(kDims) * kDims * 4 <= kStages * kStageBytes);
   static constexpr int kScratchBytes = RowBlock<Stored, kDims, 1, Map>::kScratchBytes;  // of a team
+  // Ids come with the tiles of the stage before, and lie in the slot of their stage.
+  using Loader = TileLoader<Stored, kDims, kTeams, kStages - 1>;
   static constexpr int kSharedBytes = kStages * kStageBytes +
-                                      kTeams * (kQueryBytes + kScratchBytes) +
+                                      kTeams * (kQueryBytes + kScratchBytes + Loader::kIdBytes) +
                                       static_cast<int>(sizeof(TileShared));
 };
 
@@ -68,10 +70,8 @@ class TileTeam {
     // Stages begin at multiples of their own length.
     const int first = item_.key_begin / Tile::kKeys / kTeams * kTeams;
     const int last = (item_.key_end + Tile::kKeys - 1) / Tile::kKeys;
-    TileLoader<Stored, kDims> loader;
-    loader.begin(args_, item_);
-    loader.look_up(args_, item_, first + team());
-    block_ = loader.block();
+    typename Shape::Loader loader;
+    loader.begin(args_, item_, ids(), first + team());
     rows_.start(args_, item_, team() * Rows::kRows, scratch_);
     load_queries();
     load(first, 0);
@@ -124,6 +124,13 @@ class TileTeam {
   }
 
  private:
+  QUIRE_DEVICE std::int32_t* ids() const {
+    return reinterpret_cast<std::int32_t*>(stages_ + Shape::kStages * Shape::kStageBytes +
+                                           kTeams * (Shape::kQueryBytes + Shape::kScratchBytes) +
+                                           recomputed(thread_index()) / kTeam *
+                                               Shape::Loader::kIdBytes);
+  }
+
   // The queries of the team's rows: those for 16-bit keys lie like the keys of a tile, those for
   // 8-bit ones as fragments.
   QUIRE_DEVICE void load_queries() {
@@ -169,13 +176,10 @@ class TileTeam {
   }
 
   QUIRE_DEVICE void load(int tile, int stage) {
-    TileLoader<Stored, kDims> loader;
-    loader.begin(args_, item_);
-    loader.resume(args_, item_, tile + team(), block_);
-    loader.load(args_, item_, tile + team(),
-                stages_ + stage * Shape::kStageBytes + team() * Tile::kBytes,
-                tile + kTeams + team());
-    block_ = loader.block();
+    typename Shape::Loader loader;
+    loader.resume(args_, item_, ids());
+    loader.load(args_, item_, tile + team(), stage,
+                stages_ + stage * Shape::kStageBytes + team() * Tile::kBytes);
     // Tiles past the end are not loaded, but multiplied with weights of 0.
     if ((tile + team()) * Tile::kKeys >= item_.key_end && tile * Tile::kKeys < item_.key_end) {
       auto* at =
@@ -297,7 +301,6 @@ class TileTeam {
   unsigned char* stages_;
   unsigned char* queries_;  // of the team
   float* scratch_;
-  std::int32_t block_ = 0;  // of the tile to load next
   int full_begin_ = 0;
   int full_end_ = 0;
   Rows rows_;

@@ -137,14 +137,37 @@ struct KeyTile {
   }
 };
 
-// Brings tiles of an item's keys to shared memory, by one team. Keys outside the item, or that no
-// row sees, are zeros: they may lie nowhere.
-template <class Stored, int kDims>
+// Brings tiles of an item's keys to shared memory, by one team, every kStride-th tile. Keys outside
+// the item, or that no row sees, are zeros: they may lie nowhere.
+//
+// Block ids of the table come the same way, kLead tiles before the tile that they are for: no
+// register is ever on its way from global memory, and nothing waits for one.
+template <class Stored, int kDims, int kStride, int kLead>
 class TileLoader {
  public:
   using Tile = KeyTile<Stored, kDims>;
+  // Ids of this tile, of those after it, and of the one whose ids are under way.
+  static constexpr int kSlots = kLead + 1;
+  static constexpr int kIdBytes = kSlots * Tile::kKeys * 4;
 
-  QUIRE_DEVICE void begin(const AttendArgs& args, const Item& item) {
+  // ids [kIdBytes] is the team's own, in shared memory. Reads the ids of kLead tiles from `first`
+  // on, which are in slots 0, 1, ..
+  QUIRE_DEVICE void begin(const AttendArgs& args, const Item& item, std::int32_t* ids, int first) {
+    resume(args, item, ids);
+    if (table_ == nullptr) return;
+    sync_team();  // what was there has been read
+    QUIRE_UNROLL
+    for (int i = 0; i < kLead; ++i) {
+      const Place place = find_place(args, item, first + i * kStride);
+      if (takes_id()) {
+        ids_[i * Tile::kKeys + lane_] = place.wanted ? table_[place.index] : 0;
+      }
+    }
+    sync_team();
+  }
+  // The same item again, of which ids are there: registers are few where rows are many.
+  QUIRE_DEVICE void resume(const AttendArgs& args, const Item& item, std::int32_t* ids) {
+    ids_ = ids;
     lane_ = recomputed(lane());
     key_begin_ = item.key_begin;
     key_end_ = item.key_end;
@@ -166,53 +189,52 @@ class TileLoader {
     }
   }
 
-  // Reads the block of this lane's key of a tile, for the load that follows. Nothing here waits for
-  // it.
-  QUIRE_DEVICE void look_up(const AttendArgs& args, const Item& item, int tile) {
-    const int index = find_place(args, item, tile);
-    if (table_ != nullptr && wanted_) block_ = table_[index];
-  }
-  // What look_up found of a tile, to begin another loader with: registers are few where rows are
-  // many.
-  QUIRE_DEVICE std::int32_t block() const { return block_; }
-  QUIRE_DEVICE void resume(const AttendArgs& args, const Item& item, int tile, std::int32_t block) {
-    find_place(args, item, tile);
-    if (table_ != nullptr) block_ = block;
-  }
-
-  // Starts the copy of the tile that was looked up, then looks up the next.
-  QUIRE_DEVICE void load(const AttendArgs& args, const Item& item, int tile, unsigned char* to,
-                         int next_tile) {
+  // Starts the copies of a tile, whose ids are in `slot`, and of the ids of the tile kLead later,
+  // in one group. These take the slot of the tile before, whose load all lanes must have passed.
+  QUIRE_DEVICE void load(const AttendArgs& args, const Item& item, int tile, int slot,
+                         unsigned char* to) {
     if (tile * Tile::kKeys < key_end_) {
+      const std::int32_t* ids = ids_ + slot * Tile::kKeys;
       if (by_blocks_) {
-        load_blocks(args, tile * Tile::kKeys, to);
+        load_blocks(args, tile * Tile::kKeys, ids, to);
       } else {
-        load_keys(args, to);
+        load_keys(args, item, tile, ids, to);
       }
+      copy_ids(args, item, tile + kLead * kStride, slot == 0 ? kLead : slot - 1);
     }
     async_commit();
-    look_up(args, item, next_tile);
   }
 
  private:
-  // Where this lane's key of a tile lies but for its block: returns the index into the table.
-  QUIRE_DEVICE int find_place(const AttendArgs& args, const Item& item, int tile) {
+  // Where this lane's key of a tile lies but for its block.
+  struct Place {
+    int index;  // into the table
+    int token;
+    bool wanted;
+  };
+  QUIRE_DEVICE Place find_place(const AttendArgs& args, const Item& item, int tile) const {
     const int offset = by_blocks_ ? lane_ % Tile::kKeys & -kRun : lane_ % Tile::kKeys;
     const int key = tile * Tile::kKeys + offset;
-    wanted_ = (key < key_end_) & (key + (by_blocks_ ? kRun : 1) > key_begin_);
-    if (args.batch.tree_mask.begins.size != 0 && wanted_) {
-      wanted_ = is_seen_by_some(args, item, key);
-    }
+    bool wanted = (key < key_end_) & (key + (by_blocks_ ? kRun : 1) > key_begin_);
+    if (args.batch.tree_mask.begins.size != 0 && wanted) wanted = is_seen_by_some(args, item, key);
     const int block_size = args.cache.format.block_size;
     const int index = args.block_shift >= 0
                           ? key >> args.block_shift
                           : static_cast<unsigned>(key) / static_cast<unsigned>(block_size);
-    token_ = key - index * block_size;
-    if (table_ == nullptr) {
-      block_ = key;
-      token_ = 0;
+    return {index, key - index * block_size, wanted};
+  }
+
+  // Whether this lane brings the id of its key.
+  QUIRE_DEVICE bool takes_id() const {
+    return lane_ < Tile::kKeys && (!by_blocks_ || lane_ % kRun == 0);
+  }
+  QUIRE_DEVICE void copy_ids(const AttendArgs& args, const Item& item, int tile, int slot) const {
+    if (table_ == nullptr) return;
+    const Place place = find_place(args, item, tile);
+    if (takes_id()) {
+      async_copy4(ids_ + slot * Tile::kKeys + lane_, table_ + (place.wanted ? place.index : 0),
+                  place.wanted);
     }
-    return index;
   }
 
   static constexpr int kRun = 16;
@@ -243,23 +265,20 @@ class TileLoader {
            is_seen_in_tree(args.mask, sequence, first_old_key_seen(args.mask, sequence), key);
   }
 
-  QUIRE_DEVICE std::int64_t source_block() const {
-    return table_ == nullptr ? first_source_row_ + block_ : std::int64_t{block_};
-  }
-
-  QUIRE_DEVICE void load_blocks(const AttendArgs& args, int first_key, unsigned char* to) {
+  QUIRE_DEVICE void load_blocks(const AttendArgs& args, int first_key, const std::int32_t* ids,
+                                unsigned char* to) {
     const KvCacheView& cache = args.cache;
     const bool whole = (first_key >= key_begin_) & (first_key + Tile::kKeys <= key_end_);
     const bool whole_rows =
         (cache.head_dim * kSize == Tile::kRowBytes) & (cache.value_dim * kSize == Tile::kRowBytes);
     if (whole & whole_rows) {
-      copy_blocks(args, to, [](int) { return true; });
+      copy_blocks(args, first_key, ids, to, [](int) { return true; });
     } else {
       const auto first_wanted = static_cast<unsigned>(key_begin_ - first_key);  // wraps below 0
       const auto num_wanted = static_cast<unsigned>(key_end_ - key_begin_);
       const bool k_dims = 16 * lane_chunk() < cache.head_dim * kSize;
       const bool v_dims = 16 * lane_chunk() < cache.value_dim * kSize;
-      copy_blocks(args, to, [=](int row) {
+      copy_blocks(args, first_key, ids, to, [=](int row) {
         const bool wanted =
             static_cast<unsigned>(row >= 0 ? row : ~row) - first_wanted < num_wanted;
         return wanted & (row >= 0 ? k_dims : v_dims);
@@ -268,7 +287,7 @@ class TileLoader {
     if constexpr (!Tile::kIs16Bit) {
       if (cache.format.scales == ScaleGranularity::kPerTokenHead) {
         const int key = first_key + lane_;
-        load_scales(args, to, {block_, token_ + lane_ % kRun},
+        load_scales(args, to, {ids[lane_ & -kRun], first_token(args, key & -kRun) + lane_ % kRun},
                     (key >= key_begin_) & (key < key_end_));
       }
     }
@@ -276,17 +295,16 @@ class TileLoader {
 
   // wanted(row) says whether a row of K is to be read, wanted(~row) the same of V.
   template <class Wanted>
-  QUIRE_DEVICE void copy_blocks(const AttendArgs& args, unsigned char* to, const Wanted& wanted) {
+  QUIRE_DEVICE void copy_blocks(const AttendArgs& args, int first_key, const std::int32_t* ids,
+                                unsigned char* to, const Wanted& wanted) {
     const KvCacheView& cache = args.cache;
     const std::int64_t k_step = kRowsPerCopy * kSize * cache.k_strides.token;
     const std::int64_t v_step = kRowsPerCopy * kSize * cache.v_strides.token;
     constexpr int kCopiesPerRun = kRun / kRowsPerCopy;
     QUIRE_UNROLL
     for (int run = 0; run < Tile::kKeys / kRun; ++run) {
-      // Lanes 16 * run and on looked up this run.
-      const bool is_own = Tile::kKeys == kRun;
-      const std::int64_t block = is_own ? block_ : shuffle(block_, run * kRun);
-      const std::int64_t token = is_own ? token_ : shuffle(token_, run * kRun);
+      const std::int64_t block = ids[run * kRun];
+      const std::int64_t token = first_token(args, first_key + run * kRun);
       const unsigned char* k_at =
           k_lane_ + kSize * (block * cache.k_strides.block + token * cache.k_strides.token);
       const unsigned char* v_at =
@@ -303,11 +321,24 @@ class TileLoader {
     }
   }
 
-  QUIRE_DEVICE void load_keys(const AttendArgs& args, unsigned char* to) {
+  // The place in its block of a key that begins a run.
+  QUIRE_DEVICE static int first_token(const AttendArgs& args, int key) {
+    const int block_size = args.cache.format.block_size;
+    if (args.block_shift >= 0) return key & (block_size - 1);
+    return static_cast<int>(static_cast<unsigned>(key) % static_cast<unsigned>(block_size));
+  }
+
+  QUIRE_DEVICE void load_keys(const AttendArgs& args, const Item& item, int tile,
+                              const std::int32_t* ids, unsigned char* to) {
     const KvCacheView& cache = args.cache;
-    const std::int64_t block = source_block();
+    const Place place = find_place(args, item, tile);
+    const int offset = lane_ % Tile::kKeys;
+    const bool is_ragged = table_ == nullptr;
+    const std::int64_t block =
+        is_ragged ? first_source_row_ + tile * Tile::kKeys + offset : std::int64_t{ids[offset]};
+    const int token = is_ragged ? 0 : place.token;
     const auto bytes_at = [&](const KvStrides& strides) {
-      return wanted_ ? kSize * (block * strides.block + token_ * strides.token) : kNowhere;
+      return place.wanted ? kSize * (block * strides.block + token * strides.token) : kNowhere;
     };
     const std::int64_t k_own = bytes_at(cache.k_strides);
     const std::int64_t v_own = bytes_at(cache.v_strides);
@@ -325,7 +356,7 @@ class TileLoader {
     }
     if constexpr (!Tile::kIs16Bit) {
       if (cache.format.scales == ScaleGranularity::kPerTokenHead) {
-        load_scales(args, to, {block, token_}, wanted_);
+        load_scales(args, to, {block, token}, place.wanted);
       }
     }
   }
@@ -351,10 +382,7 @@ class TileLoader {
   std::int64_t first_source_row_ = 0;      // of a ragged source
   const unsigned char* k_lane_ = nullptr;  // this lane's chunk of its head, before block and token
   const unsigned char* v_lane_ = nullptr;
-  // Of the key that was looked up; kept as it was read, so that only the load waits for it.
-  std::int32_t block_ = 0;
-  std::int32_t token_ = 0;
-  bool wanted_ = false;
+  std::int32_t* ids_ = nullptr;  // [kSlots, Tile::kKeys] in shared memory
   bool by_blocks_ = false;
 };
 
