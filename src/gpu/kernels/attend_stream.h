@@ -51,7 +51,7 @@ struct StreamShape {
   static constexpr int kScratchBytes = Rows::kScratchBytes;
   // Ids of the tile that is loaded while tile i is attended to came with tile i - 1, or before.
   using Loader = TileLoader<Stored, kDims, kTeams, kStages>;
-  static constexpr int kTeamBytes = kRingBytes + kScratchBytes + Loader::kIdBytes;
+  static constexpr int kTeamBytes = kRingBytes + kScratchBytes + 2 * Loader::kIdBytes;
   // The block loads the queries, rows of raw numbers with a gap that keeps lanes apart; where their
   // fragments do not fit the registers beside the values, these stay in shared memory.
   static constexpr int kQueryStride = 2 * kDims + 16;
@@ -93,18 +93,28 @@ class StreamTeam {
         factors_(factors),
         ids_(reinterpret_cast<std::int32_t*>(ring + Shape::kRingBytes + Shape::kScratchBytes)) {}
 
-  // Starts the loads of the first tiles. The ring is free.
-  QUIRE_DEVICE void begin(const Item* item) {
+  // Starts the loads of the first tiles, whose ids have come by now unless this is the first item.
+  // The ring is free.
+  QUIRE_DEVICE void begin(const Item* item, bool is_first) {
     item_ = item;
-    const int first = first_tile();
-    loader_.begin(args_, *item_, ids_, first);
+    const int first = first_tile(*item);
+    if (is_first) {
+      loader_.begin(args_, *item, ids(), first);
+    } else {
+      loader_.resume(args_, *item, ids());
+    }
     QUIRE_NO_UNROLL
     for (int stage = 0; stage < Shape::kStages - 1; ++stage) {
       if (stage > 0) sync_team();
-      loader_.load(args_, *item_, first + stage * Shape::kTeams, stage,
+      loader_.load(args_, *item, first + stage * Shape::kTeams, stage,
                    ring_ + stage * Tile::kBytes);
     }
     slot_ = Shape::kStages - 1;
+  }
+  // With the next loads: the ids that the item after this one begins with.
+  QUIRE_DEVICE void fetch_ids(const Item& following) {
+    other_ids_ = !other_ids_;
+    Shape::Loader::fetch_ids(args_, following, ids(), first_tile(following));
   }
 
   // The block's queries in three steps: from global memory to registers, where they may be on their
@@ -177,7 +187,7 @@ class StreamTeam {
     const int num_tiles = (item_->key_end + kKeys - 1) / kKeys;
     int stage = 0;
     QUIRE_NO_UNROLL
-    for (int tile = first_tile(); tile < num_tiles; tile += Shape::kTeams) {
+    for (int tile = first_tile(*item_); tile < num_tiles; tile += Shape::kTeams) {
       const int ahead = stage == 0 ? Shape::kStages - 1 : stage - 1;
       const int next = tile + (Shape::kStages - 1) * Shape::kTeams;
       loader_.load(args_, *item_, next, slot_, ring_ + ahead * Tile::kBytes);
@@ -188,6 +198,7 @@ class StreamTeam {
       sync_team();  // the next load overwrites this stage
       stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
     }
+    async_commit();  // ids of the next item, if there was no tile to come with
     async_wait<0>();
     rows_.finish();
     sync_team();  // all lanes are done with the ring
@@ -249,7 +260,11 @@ class StreamTeam {
     return reinterpret_cast<Fragment*>(raw_ + Shape::kRawBytes);
   }
 
-  QUIRE_DEVICE int first_tile() const { return item_->key_begin / kKeys + team(); }
+  QUIRE_DEVICE static int first_tile(const Item& item) { return item.key_begin / kKeys + team(); }
+  // Of the items in turns, so that those of the next one can come early.
+  QUIRE_DEVICE std::int32_t* ids() const {
+    return ids_ + (other_ids_ ? Shape::Loader::kIdBytes / 4 : 0);
+  }
 
   QUIRE_DEVICE void attend_tile(int first_key, unsigned char* tile) {
     typename Rows::Scores s;
@@ -286,7 +301,8 @@ class StreamTeam {
   const Item* item_ = nullptr;  // in shared memory
   typename Shape::Loader loader_;
   std::int32_t* ids_;  // of blocks; the team's own, in shared memory
-  int slot_ = 0;       // of the ids of the next tile to load
+  bool other_ids_ = false;
+  int slot_ = 0;  // of the ids of the next tile to load
   Rows rows_;
   Fragment q_[Shape::kQueriesStay ? 1 : kSteps];
   Sixteen pieces_[Shape::kRawPieces];  // of the next item's queries
@@ -424,7 +440,7 @@ QUIRE_DEVICE void attend_stream(const AttendArgs& args) {
   store_item_piece(&shared.items[0], load_item_piece(args, index));
   sync_block();
   if constexpr (Shape::kFetchesEarly) team_state.fetch_queries(shared.items[0]);
-  team_state.begin(&shared.items[0]);
+  team_state.begin(&shared.items[0], true);
   state.first_split = shared.items[0].split;
   bool is_new_unit = true;
   int current = 0;
@@ -446,9 +462,10 @@ QUIRE_DEVICE void attend_stream(const AttendArgs& args) {
     if constexpr (Shape::kFetchesEarly) {
       if (is_new_unit) team_state.fetch_queries(following);
     }
+    if (has_next) team_state.fetch_ids(following);
     team_state.run();
     team_state.store(sums + 2 * team() * kRows);
-    if (has_next) team_state.begin(&following);
+    if (has_next) team_state.begin(&following, false);
     sync_block();
 
     const int splits = item.split + 1;  // of the unit up to here

@@ -155,7 +155,6 @@ class TileLoader {
   QUIRE_DEVICE void begin(const AttendArgs& args, const Item& item, std::int32_t* ids, int first) {
     resume(args, item, ids);
     if (table_ == nullptr) return;
-    sync_team();  // what was there has been read
     QUIRE_UNROLL
     for (int i = 0; i < kLead; ++i) {
       const Place place = find_place(args, item, first + i * kStride);
@@ -165,19 +164,17 @@ class TileLoader {
     }
     sync_team();
   }
-  // The same item again, of which ids are there: registers are few where rows are many.
+  // The same asynchronously, with the copies of the next group.
+  QUIRE_DEVICE static void fetch_ids(const AttendArgs& args, const Item& item, std::int32_t* ids,
+                                     int first) {
+    TileLoader loader;
+    loader.take_item(args, item, ids);
+    QUIRE_UNROLL
+    for (int i = 0; i < kLead; ++i) loader.copy_ids(args, item, first + i * kStride, i);
+  }
+  // An item of which ids are there.
   QUIRE_DEVICE void resume(const AttendArgs& args, const Item& item, std::int32_t* ids) {
-    ids_ = ids;
-    lane_ = recomputed(lane());
-    key_begin_ = item.key_begin;
-    key_end_ = item.key_end;
-    kv_head_ = item.kv_head;
-    const bool is_ragged = args.batch.kv.blocks.kind == BlockTables::Kind::kRagged;
-    table_ = is_ragged ? nullptr : args.batch.kv.blocks.indices.data + item.table_begin;
-    first_source_row_ = item.table_begin;
-    // Sixteen keys in a row lie in one block: their addresses follow from the first.
-    by_blocks_ = !is_ragged && args.cache.format.block_size % kRun == 0 &&
-                 args.batch.tree_mask.begins.size == 0;
+    take_item(args, item, ids);
     const KvCacheView& cache = args.cache;
     k_lane_ = static_cast<const unsigned char*>(cache.k) + 16 * lane_chunk() +
               kSize * kv_head_ * cache.k_strides.head;
@@ -206,6 +203,20 @@ class TileLoader {
   }
 
  private:
+  QUIRE_DEVICE void take_item(const AttendArgs& args, const Item& item, std::int32_t* ids) {
+    ids_ = ids;
+    lane_ = recomputed(lane());
+    key_begin_ = item.key_begin;
+    key_end_ = item.key_end;
+    kv_head_ = item.kv_head;
+    const bool is_ragged = args.batch.kv.blocks.kind == BlockTables::Kind::kRagged;
+    table_ = is_ragged ? nullptr : args.batch.kv.blocks.indices.data + item.table_begin;
+    first_source_row_ = item.table_begin;
+    // Sixteen keys in a row lie in one block: their addresses follow from the first.
+    by_blocks_ = !is_ragged && args.cache.format.block_size % kRun == 0 &&
+                 args.batch.tree_mask.begins.size == 0;
+  }
+
   // Where this lane's key of a tile lies but for its block.
   struct Place {
     int index;  // into the table

@@ -144,7 +144,7 @@ QUIRE_DEVICE ListItems list_items(const PlanSpec& spec, const SequencePlan& plan
   return items;
 }
 
-// The cost of all sequences to every thread of the block, where one round does not hold them all.
+// What all sequences add, to every thread of the block, where one round does not hold them all.
 QUIRE_DEVICE ListItems sum_costs(const PlanArgs& args, PlanShared& shared) {
   const std::int64_t num_sequences = args.batch.queries.begins.size;
   ListItems own{};
@@ -152,7 +152,10 @@ QUIRE_DEVICE ListItems sum_costs(const PlanArgs& args, PlanShared& shared) {
     const SequencePlan plan = plan_checked(args, s);
     if (plan.q_len == 0) continue;
     const ListItems items = list_items(args.spec, plan, sequence_counts(args.spec, plan));
-    for (int list = 0; list < kNumRunLists; ++list) own.cost[list] += items.cost[list];
+    for (int list = 0; list < kNumRunLists; ++list) {
+      own.count[list] += items.count[list];
+      own.cost[list] += items.cost[list];
+    }
   }
   shared.offsets[thread_index() + 1] = {};
   shared.lists[thread_index() + 1] = own;
@@ -166,9 +169,15 @@ QUIRE_DEVICE ListItems sum_costs(const PlanArgs& args, PlanShared& shared) {
 // Notes the runs that begin behind item `index` of a list, which costs what lies between `before`
 // and `after`.
 QUIRE_DEVICE void note_runs(const PlanArgs& args, int list, std::int64_t index, std::int64_t before,
-                            std::int64_t after, std::int64_t all) {
+                            std::int64_t after, const ListItems& all) {
   const std::int64_t num_runs = args.num_runs[list];
-  for (std::int64_t run = before * num_runs / all + 1; run <= after * num_runs / all; ++run) {
+  // Few items, one each: thread blocks that follow each other lie on different processors.
+  if (all.count[list] <= num_runs) {
+    args.runs[list][index + 1] = static_cast<std::int32_t>(index + 1);
+    return;
+  }
+  for (std::int64_t run = before * num_runs / all.cost[list] + 1;
+       run <= after * num_runs / all.cost[list]; ++run) {
     args.runs[list][run] = static_cast<std::int32_t>(index + 1);
   }
 }
@@ -189,15 +198,18 @@ QUIRE_DEVICE void write_item(const PlanArgs& args, const PlanShared& shared, con
   const std::int64_t cost = shared.lists[t].cost[list] +
                             unit * (span.size() + plan.num_splits * kItemKeys) +
                             (work.keys.begin - span.begin) + work.split * kItemKeys;
-  note_runs(args, list, before + index, cost, cost + work.keys.size() + kItemKeys, all.cost[list]);
+  note_runs(args, list, before + index, cost, cost + work.keys.size() + kItemKeys, all);
 }
 
-// Where the first run begins, and all of them if there are no items.
+// Where the first run begins, and those for which there are no items.
 QUIRE_DEVICE void begin_runs(const PlanArgs& args, const ListItems& all) {
   for (int list = 0; list < kNumRunLists; ++list) {
     if (args.num_runs[list] == 0) continue;
-    const int last = all.cost[list] == 0 ? args.num_runs[list] : 0;
-    for (int run = thread_index(); run <= last; run += kPlanThreads) args.runs[list][run] = 0;
+    if (thread_index() == 0) args.runs[list][0] = 0;
+    const auto count = static_cast<std::int32_t>(all.count[list]);
+    for (int run = count + 1 + thread_index(); run <= args.num_runs[list]; run += kPlanThreads) {
+      args.runs[list][run] = count;
+    }
   }
 }
 
