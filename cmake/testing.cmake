@@ -23,7 +23,7 @@ endfunction()
 function(quire_add_test_run)
   cmake_parse_arguments(arg "" "NAME;TARGET;TIMEOUT" "LABELS;ARGS;ENVIRONMENT" ${ARGN})
   if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 300)
+    set(arg_TIMEOUT 900)
   endif()
   add_test(NAME ${arg_NAME}
            COMMAND ${arg_TARGET} --gtest_output=xml:${PROJECT_BINARY_DIR}/results/${arg_NAME}.xml
@@ -42,7 +42,7 @@ endfunction()
 function(quire_add_script_test)
   cmake_parse_arguments(arg "" "NAME;TIMEOUT" "COMMAND;LABELS" ${ARGN})
   if(NOT arg_TIMEOUT)
-    set(arg_TIMEOUT 300)
+    set(arg_TIMEOUT 900)
   endif()
   add_test(NAME ${arg_NAME} COMMAND ${arg_COMMAND} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   set_tests_properties(${arg_NAME} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
