@@ -212,10 +212,63 @@ QUIRE_DEVICE std::uint32_t pack(float low, float high, Float16) {
   return packed;
 }
 
+// The two numbers of a register, exactly.
+QUIRE_DEVICE void unpack(std::uint32_t two, float& low, float& high, BFloat16) {
+  low = __uint_as_float(two << 16);
+  high = __uint_as_float(two & 0xffff0000U);
+}
+QUIRE_DEVICE void unpack(std::uint32_t two, float& low, float& high, Float16) {
+  asm("{.reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h;}"
+      : "=f"(low), "=f"(high)
+      : "r"(two));
+}
+
 // Bytes of the eight of (low, high) that the digits of `selector` name.
 QUIRE_DEVICE std::uint32_t select_bytes(std::uint32_t low, std::uint32_t high,
                                         std::uint32_t selector) {
   return __byte_perm(low, high, selector);
+}
+
+// Four numbers as from_float rounds and saturates them, the first in the lowest byte.
+template <class T>
+QUIRE_DEVICE std::uint32_t four_rounded(float a, float b, float c, float d) {
+  return from_float<T>(a).bits | static_cast<std::uint32_t>(from_float<T>(b).bits) << 8 |
+         static_cast<std::uint32_t>(from_float<T>(c).bits) << 16 |
+         static_cast<std::uint32_t>(from_float<T>(d).bits) << 24;
+}
+QUIRE_DEVICE std::uint32_t four_bytes(float a, float b, float c, float d, Float8E4M3) {
+#if __CUDA_ARCH__ >= 890
+  std::uint32_t four;
+  asm("{.reg .b16 l, h; cvt.rn.satfinite.e4m3x2.f32 l, %2, %1; "
+      "cvt.rn.satfinite.e4m3x2.f32 h, %4, %3; mov.b32 %0, {l, h};}"
+      : "=r"(four)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return four;
+#else
+  return four_rounded<Float8E4M3>(a, b, c, d);
+#endif
+}
+QUIRE_DEVICE std::uint32_t four_bytes(float a, float b, float c, float d, Float8E5M2) {
+#if __CUDA_ARCH__ >= 890
+  std::uint32_t four;
+  asm("{.reg .b16 l, h; cvt.rn.satfinite.e5m2x2.f32 l, %2, %1; "
+      "cvt.rn.satfinite.e5m2x2.f32 h, %4, %3; mov.b32 %0, {l, h};}"
+      : "=r"(four)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return four;
+#else
+  return four_rounded<Float8E5M2>(a, b, c, d);
+#endif
+}
+QUIRE_DEVICE std::uint32_t four_bytes(float a, float b, float c, float d, std::int8_t) {
+  // NaN converts to 0; what 32 bits saturate, 8 bits saturate as well.
+  std::uint32_t four;
+  asm("{.reg .s32 i, j, k, l; .reg .b32 h; cvt.rni.s32.f32 i, %1; cvt.rni.s32.f32 j, %2; "
+      "cvt.rni.s32.f32 k, %3; cvt.rni.s32.f32 l, %4; cvt.pack.sat.s8.s32.b32 h, l, k, 0; "
+      "cvt.pack.sat.s8.s32.b32 %0, j, i, h;}"
+      : "=r"(four)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return four;
 }
 
 // Bytes 2 * half and 2 * half + 1 of `bytes` as two f16.

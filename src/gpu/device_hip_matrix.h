@@ -132,6 +132,24 @@ QUIRE_DEVICE std::uint32_t pack(float low, float high, Float16) {
   return amd::word(amd::Half2{static_cast<amd::Half>(low), static_cast<amd::Half>(high)});
 }
 
+QUIRE_DEVICE void unpack(std::uint32_t two, float& low, float& high, BFloat16) {
+  low = __builtin_bit_cast(float, two << 16);
+  high = __builtin_bit_cast(float, two & 0xffff0000U);
+}
+QUIRE_DEVICE void unpack(std::uint32_t two, float& low, float& high, Float16) {
+  const amd::Half2 both = amd::halves(two);
+  low = static_cast<float>(both[0]);
+  high = static_cast<float>(both[1]);
+}
+
+template <class T>
+QUIRE_DEVICE std::uint32_t four_bytes(float a, float b, float c, float d, T) {
+  const auto byte = [](float x) -> std::uint32_t {
+    return __builtin_bit_cast(std::uint8_t, from_float<T>(x));
+  };
+  return byte(a) | byte(b) << 8 | byte(c) << 16 | byte(d) << 24;
+}
+
 QUIRE_DEVICE std::uint32_t select_bytes(std::uint32_t low, std::uint32_t high,
                                         std::uint32_t selector) {
   // The instruction wants a byte for each digit.

@@ -115,34 +115,6 @@ struct AttendArgs {
   std::int64_t value_stride = 0;    // floats, a multiple of 4
 };
 
-// Row i of new K and V goes to slot i.
-struct AppendArgs {
-  NewKv new_kv;
-  KvCacheView cache;
-  ArrayView<std::int64_t> slots;
-  PlanCounts* counts = nullptr;
-  std::uint64_t* host_fault = nullptr;
-};
-
-// Blocks of all layers. `layers` is [num_layers] pairs of source and destination.
-struct LayerPair {
-  KvCacheView src;
-  KvCacheView dst;
-};
-struct CopyArgs {
-  const LayerPair* layers = nullptr;
-  const BlockCopy* copies = nullptr;
-  std::int32_t num_layers = 0;
-  std::int32_t num_copies = 0;
-  std::int32_t first_token = 0;  // of a region; all tokens of a block otherwise
-  std::int32_t num_tokens = 0;
-  // Equal layouts without gaps in a block: its bytes are copied as they are, in pieces.
-  bool whole_records = false;
-  std::int64_t k_bytes = 0;  // of one block
-  std::int64_t v_bytes = 0;
-  std::int64_t num_pieces = 1;  // of the larger of both
-};
-
 struct PartialView {
   const void* out = nullptr;
   const float* lse = nullptr;
@@ -185,7 +157,6 @@ struct MultiplyRateArgs {
 };
 
 static_assert(std::is_trivially_copyable_v<PlanArgs> && std::is_trivially_copyable_v<AttendArgs>);
-static_assert(std::is_trivially_copyable_v<AppendArgs> && std::is_trivially_copyable_v<CopyArgs>);
 static_assert(std::is_trivially_copyable_v<MergeArgs> && std::is_trivially_copyable_v<CheckArgs>);
 static_assert(sizeof(AttendArgs) <= 4096 && sizeof(PlanArgs) <= 4096 && sizeof(MergeArgs) <= 4096,
               "kernel arguments");

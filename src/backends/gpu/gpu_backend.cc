@@ -8,10 +8,12 @@
 #include <utility>
 #include <vector>
 
+#include "backends/gpu/block_copies.h"
 #include "backends/gpu/gpu_metadata.h"
 #include "backends/gpu/staging_ring.h"
+#include "backends/gpu/transfer_plan.h"
 #include "base/check.h"
-#include "gpu/kernel_args.h"
+#include "gpu/transfer_args.h"
 #include "layout/kv_extent.h"
 #include "plan/plan_spec.h"
 #include "quire/version.h"
@@ -210,7 +212,10 @@ bool takes_matrix_units(const AttentionSpec& spec, const KvCacheView& cache) {
 class GpuBackend final : public AttentionBackend {
  public:
   GpuBackend(std::unique_ptr<GpuRuntime> runtime, const GpuBackendOptions& options)
-      : runtime_(std::move(runtime)), options_(options), staging_(*runtime_) {}
+      : runtime_(std::move(runtime)),
+        options_(options),
+        staging_(*runtime_),
+        copies_(*runtime_, staging_) {}
 
   BackendInfo info() const override {
     return {.name = options_.name,
@@ -272,14 +277,21 @@ class GpuBackend final : public AttentionBackend {
     const GpuPrepared& mine = self(prepared);
     raise(mine.take_fault());
     AppendArgs args;
-    args.new_kv = new_kv;
-    args.cache = cache;
     args.slots = mine.device_batch.kv.slots;
-    args.counts = mine.counts();
-    args.host_fault = mine.host_fault;
     const std::int64_t rows = args.slots.size * cache.num_kv_heads;
     if (rows == 0) return;
-    launch({.kind = KernelKind::kAppendRows}, fill_device(ceil_div(rows, 8), 8), args, stream);
+    args.vectors = plan_append(new_kv, cache, args.slots, runtime_->num_processors());
+    args.num_slots = cache.num_blocks * cache.format.block_size;
+    args.counts = mine.counts();
+    args.host_fault = mine.host_fault;
+    args.new_kv = new_kv;
+    args.cache = cache;
+    if (args.vectors.num_items > 0) {
+      launch({.kind = KernelKind::kAppendVectors},
+             fill_device(args.vectors.num_items, kShortBlocksPerProcessor), args, stream);
+    } else {
+      launch({.kind = KernelKind::kAppendRows}, fill_device(ceil_div(rows, 8), 8), args, stream);
+    }
   }
 
   void do_attend(const PreparedBatch& prepared, const AttentionParams& params, const TensorView& q,
@@ -371,22 +383,18 @@ class GpuBackend final : public AttentionBackend {
   void do_copy_blocks(std::span<const KvCacheView> src, std::span<const KvCacheView> dst,
                       std::span<const BlockCopy> copies, Stream stream) override {
     if (src.empty()) return;
-    copy(src, dst, copies, {0, src[0].format.block_size}, stream);
+    copies_.enqueue(src, dst, copies, {0, src[0].format.block_size}, stream);
   }
   void do_copy_region(std::span<const KvCacheView> src, std::span<const KvCacheView> dst,
                       const BlockRegionCopy& region, Stream stream) override {
     if (src.empty()) return;
-    copy(src, dst, {&region.blocks, 1}, {region.first_token, region.num_tokens}, stream);
+    copies_.enqueue(src, dst, {&region.blocks, 1}, {region.first_token, region.num_tokens}, stream);
   }
 
   Status do_poll(PreparedBatch& prepared) override { return self(prepared).take_fault(); }
 
  private:
   static constexpr std::int64_t kMaxPlanners = 32;
-  struct Tokens {
-    int first;
-    int count;
-  };
 
   static void raise(const Status& status) {
     if (!status.ok()) throw Error(status.code, status.message);
@@ -445,73 +453,10 @@ class GpuBackend final : public AttentionBackend {
     launch({.kind = KernelKind::kCheckBlocks}, fill_device(sequences, 8), args, stream);
   }
 
-  // Bytes of one block's tensor if its elements leave no gap, else 0.
-  static std::int64_t dense_bytes(const KvCacheView& cache, KvTensor tensor) {
-    const std::int64_t dims = tensor == KvTensor::kK ? cache.head_dim : cache.value_dim;
-    const std::int64_t count = std::int64_t{cache.num_kv_heads} * cache.format.block_size * dims;
-    KvCacheView block = cache;
-    block.num_blocks = 1;
-    const ElementRange range = element_range(block, tensor);
-    const bool dense = range.begin == 0 && range.end == count;
-    return dense ? count * dtype_bytes(cache.format.dtype) : 0;
-  }
-
-  static bool same_inside(const KvCacheView& a, const KvCacheView& b) {
-    const auto same = [](const KvStrides& x, const KvStrides& y) {
-      return x.head == y.head && x.token == y.token;
-    };
-    return a.format.layout == b.format.layout && same(a.k_strides, b.k_strides) &&
-           same(a.v_strides, b.v_strides);
-  }
-
-  void copy(std::span<const KvCacheView> src, std::span<const KvCacheView> dst,
-            std::span<const BlockCopy> copies, const Tokens& tokens, Stream stream) {
-    std::vector<LayerPair> layers(src.size());
-    for (std::size_t i = 0; i < src.size(); ++i) {
-      layers[i] = {src[i], dst[i]};
-      for (const KvCacheView* cache : {&src[i], &dst[i]}) {
-        if (cache->device.is_host() && !runtime_->is_reachable(cache->k)) {
-          fail(
-              ErrorCode::kUnsupported, "copy: layer ", i,
-              " lies in host memory that the device "
-              "cannot reach; allocate it with memory().allocate_host or KvCache::Options::on_host");
-        }
-      }
-    }
-    CopyArgs args;
-    args.num_layers = static_cast<std::int32_t>(layers.size());
-    args.first_token = tokens.first;
-    args.num_tokens = tokens.count;
-    const KvCacheView& one = src[0];
-    args.k_bytes = dense_bytes(one, KvTensor::kK);
-    args.v_bytes = one.format.v_in_k ? 0 : dense_bytes(one, KvTensor::kV);
-    args.whole_records = tokens.count == one.format.block_size && args.k_bytes > 0 &&
-                         (one.format.v_in_k || args.v_bytes > 0);
-    for (const LayerPair& layer : layers) {
-      args.whole_records =
-          args.whole_records && same_inside(layer.src, one) && same_inside(layer.dst, one);
-    }
-    args.num_pieces = ceil_div(std::max(args.k_bytes, args.v_bytes), kPieceBytes);
-    while (!copies.empty()) {
-      const StagingRing::Slot slot = staging_.acquire(stream);
-      args.layers = slot.put(layers.data(), layers.size());
-      const std::size_t count = std::min(copies.size(), slot.room<BlockCopy>());
-      args.copies = slot.put(copies.data(), count);
-      args.num_copies = static_cast<std::int32_t>(count);
-      slot.upload(stream);
-      const std::int64_t units = std::int64_t{args.num_layers} * args.num_copies *
-                                 (args.whole_records ? args.num_pieces : 1);
-      launch({.kind = KernelKind::kCopyBlocks}, fill_device(units, 8), args, stream);
-      slot.release(stream);
-      copies = copies.subspan(count);
-    }
-  }
-
-  static constexpr std::int64_t kPieceBytes = 16384;
-
   std::unique_ptr<GpuRuntime> runtime_;
   GpuBackendOptions options_;
   StagingRing staging_;
+  BlockCopies copies_;
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 
 #include "base/number_formats.h"
 #include "gpu/emulator/matrix.h"
@@ -93,7 +94,7 @@ inline float log_exact(float x) {
   return std::log(x);
 }
 inline float max_of(float a, float b) {
-  return std::fmax(a, b);
+  return a > b || b != b ? a : b;  // std::fmax lets a signalling NaN win
 }
 
 inline float load_shared_by_blocks(const float* at) {
@@ -154,6 +155,12 @@ std::uint32_t pack(float low, float high, T) {
   return from_float<T>(low).bits | static_cast<std::uint32_t>(from_float<T>(high).bits) << 16;
 }
 
+template <class T>
+void unpack(std::uint32_t two, float& low, float& high, T) {
+  low = to_float(T{static_cast<std::uint16_t>(two)});
+  high = to_float(T{static_cast<std::uint16_t>(two >> 16)});
+}
+
 inline std::uint32_t select_bytes(std::uint32_t low, std::uint32_t high, std::uint32_t selector) {
   const std::uint64_t both = std::uint64_t{high} << 32 | low;
   std::uint32_t selected = 0;
@@ -162,6 +169,15 @@ inline std::uint32_t select_bytes(std::uint32_t low, std::uint32_t high, std::ui
     selected |= static_cast<std::uint32_t>(both >> (8 * index) & 0xff) << (8 * i);
   }
   return selected;
+}
+
+template <class T>
+std::uint32_t four_bytes(float a, float b, float c, float d, T) {
+  std::uint32_t four = 0;
+  for (const float x : {d, c, b, a}) {
+    four = four << 8 | __builtin_bit_cast(std::uint8_t, from_float<T>(x));
+  }
+  return four;
 }
 
 template <class T>

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // New K and V into the cache: any strides, any layout that is not opaque, rounded once to the
-// format of the cache, with the scale of a (token, head) where the cache keeps those. A team stores
-// one row of K and V of one head; lanes take four neighbouring dims at a time.
+// format of the cache, with the scale of a (token, head) where the cache keeps those. What
+// append_vectors.h does not take comes here: a team stores one row of K and V of one head; lanes
+// take four neighbouring dims at a time.
 #pragma once
 
 #include <cstdint>
 
 #include "gpu/device_api.h"
-#include "gpu/kernel_args.h"
 #include "gpu/kernels/plan_items.h"
+#include "gpu/transfer_args.h"
 #include "layout/kv_offset.h"
 
 namespace quire::gpu {
-
-inline constexpr int kAppendThreads = 256;
 
 struct alignas(8) Four16 {
   std::uint16_t x[4];
@@ -140,14 +139,13 @@ QUIRE_DEVICE void append_row(const AppendArgs& args, KvTensor tensor, std::int64
 QUIRE_DEVICE void append_rows(const AppendArgs& args) {
   constexpr int kTeams = kAppendThreads / kTeam;
   const std::int64_t num_rows = args.slots.size * args.cache.num_kv_heads;
-  const std::int64_t num_slots = args.cache.num_blocks * args.cache.format.block_size;
   for (std::int64_t i = static_cast<std::int64_t>(block_index()) * kTeams + team(); i < num_rows;
        i += static_cast<std::int64_t>(num_blocks()) * kTeams) {
     const std::int64_t row = i / args.cache.num_kv_heads;
     const int head = static_cast<int>(i - row * args.cache.num_kv_heads);
     const std::int64_t slot = args.slots.data[row];
     if (slot < 0) continue;
-    if (slot >= num_slots) {  // only metadata that came on the device can be wrong here
+    if (slot >= args.num_slots) {  // only metadata that came on the device can be wrong here
       if (lane() == 0) {
         report_fault(args.counts, args.host_fault, fault_code(Fault::kSlot, 0, row));
       }

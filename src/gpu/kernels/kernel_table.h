@@ -8,11 +8,13 @@
 #include "backends/gpu/gpu_runtime.h"
 #include "gpu/kernel_args.h"
 #include "gpu/kernels/append_rows.h"
+#include "gpu/kernels/append_vectors.h"
 #include "gpu/kernels/attend_rows.h"
 #include "gpu/kernels/attend_stream.h"
 #include "gpu/kernels/attend_tile.h"
 #include "gpu/kernels/check_blocks.h"
 #include "gpu/kernels/copy_blocks.h"
+#include "gpu/kernels/copy_records.h"
 #include "gpu/kernels/merge_partials.h"
 #include "gpu/kernels/plan_items.h"
 #include "gpu/kernels/rate_probes.h"
@@ -42,11 +44,25 @@ struct AppendRowsKernel : KernelDefaults {
   static constexpr int kSharedBytes = 0;
   QUIRE_DEVICE static void run(const Args& args) { append_rows(args); }
 };
+struct AppendVectorsKernel : KernelDefaults {
+  using Args = AppendArgs;
+  static constexpr int kThreads = kAppendThreads;
+  static constexpr int kSharedBytes = 0;
+  static constexpr int kMinBlocks = 5;
+  QUIRE_DEVICE static void run(const Args& args) { append_vectors(args); }
+};
 struct CopyBlocksKernel : KernelDefaults {
   using Args = CopyArgs;
   static constexpr int kThreads = kCopyThreads;
   static constexpr int kSharedBytes = 0;
   QUIRE_DEVICE static void run(const Args& args) { copy_blocks(args); }
+};
+struct CopyRecordsKernel : KernelDefaults {
+  using Args = CopyRecordArgs;
+  static constexpr int kThreads = kCopyThreads;
+  static constexpr int kSharedBytes = 0;
+  static constexpr int kMinBlocks = 6;
+  QUIRE_DEVICE static void run(const Args& args) { copy_records(args); }
 };
 struct MergePartialsKernel : KernelDefaults {
   using Args = MergeArgs;
@@ -126,8 +142,12 @@ auto with_common_kernel(const KernelId& id, Use&& use) {
       return use(CheckBlocksKernel{});
     case KernelKind::kAppendRows:
       return use(AppendRowsKernel{});
+    case KernelKind::kAppendVectors:
+      return use(AppendVectorsKernel{});
     case KernelKind::kCopyBlocks:
       return use(CopyBlocksKernel{});
+    case KernelKind::kCopyRecords:
+      return use(CopyRecordsKernel{});
     case KernelKind::kMergePartials:
       return use(MergePartialsKernel{});
     case KernelKind::kStreamBytes:
