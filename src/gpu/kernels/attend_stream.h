@@ -434,10 +434,14 @@ QUIRE_DEVICE void attend_stream(const AttendArgs& args) {
   RunState<kDims, kRows, Shape::kThreads> state;
   state.clear();
   const bool is_sound = *args.fault == kNoFault;
+  // Where there are few items each block has that of its number, which is loaded before it is
+  // known.
+  Sixteen piece_of_first = load_item_piece(args, block_index());
   int index = args.runs[block_index()];
   const int end = is_sound ? args.runs[block_index() + 1] : index;
   if (index >= end) return;
-  store_item_piece(&shared.items[0], load_item_piece(args, index));
+  if (index != block_index()) piece_of_first = load_item_piece(args, index);
+  store_item_piece(&shared.items[0], piece_of_first);
   sync_block();
   if constexpr (Shape::kFetchesEarly) team_state.fetch_queries(shared.items[0]);
   team_state.begin(&shared.items[0], true);

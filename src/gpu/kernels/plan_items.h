@@ -207,8 +207,9 @@ QUIRE_DEVICE void begin_runs(const PlanArgs& args, const ListItems& all) {
     if (args.num_runs[list] == 0) continue;
     if (thread_index() == 0) args.runs[list][0] = 0;
     const auto count = static_cast<std::int32_t>(all.count[list]);
-    for (int run = count + 1 + thread_index(); run <= args.num_runs[list]; run += kPlanThreads) {
-      args.runs[list][run] = count;
+    for (int run = count + thread_index(); run < args.num_runs[list]; run += kPlanThreads) {
+      args.runs[list][run + 1] = count;
+      args.lists[list][run] = Item{};  // thread blocks read it before they know that it is none
     }
   }
 }
