@@ -67,7 +67,8 @@ def reshape_and_cache_flash(
         known = ", ".join(_CACHE_FORMATS)
         raise Error(f"kv_cache_dtype: needs one of {known}, has '{kv_cache_dtype}'")
     _arrays.require_arrays(key=key, value=value, key_cache=key_cache, value_cache=value_cache)
-    slot_mapping = _arrays.integers("slot_mapping", slot_mapping, key)
+    if not hasattr(slot_mapping, "shape"):  # devices take slots of 64 bits alone
+        slot_mapping = _arrays.as_int64(_arrays.integers("slot_mapping", slot_mapping, key))
     num_slots = slot_mapping.shape[0]
     if num_slots > key.shape[0]:
         raise Error(f"slot_mapping: has {num_slots} slots for {key.shape[0]} rows of key")

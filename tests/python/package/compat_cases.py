@@ -28,7 +28,7 @@ def on_host(array):
 
 
 def close(got, expected, tolerance=1e-5):
-    np.testing.assert_allclose(on_host(got), expected, atol=tolerance)
+    np.testing.assert_allclose(on_host(got), on_host(expected), atol=tolerance)
 
 
 def varlen_ragged(to):
