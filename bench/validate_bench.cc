@@ -111,7 +111,7 @@ void BM_validate_layer(benchmark::State& state) {
   const AttentionOutput output{MutableTensorView(apart, DType::kBF16, {64, 32, 128}), {}};
   for (auto _ : state) {
     validate_append(spec, facts, new_kv, cache, Device{});
-    validate_attend(spec, facts, {}, q, cache, output, Device{});
+    validate_attend(spec, facts, batch.view, {}, q, cache, output, Device{});
   }
 }
 BENCHMARK(BM_validate_layer);
