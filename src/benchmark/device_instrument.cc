@@ -38,6 +38,23 @@ bool is_copy(Operation operation) {
 class DeviceBound {
  public:
   DeviceBound(const SharedCase& shared, DeviceCeilings& ceilings) : shared_(shared) {
+    choose(ceilings);
+    // A probe finds its own best form when it first runs, which must not be within a sample.
+    static_cast<void>(ceilings.typical(probe_));
+  }
+
+  const DeviceProbe& probe() const noexcept { return probe_; }
+  const char* name() const noexcept { return name_; }
+
+  double roof_seconds(double rate) const {
+    Rates rates = rates_;
+    bounding_rate(rates, bound_) = rate;
+    return roof_of(shared_.work, rates, /*hot=*/false).seconds;
+  }
+
+ private:
+  void choose(DeviceCeilings& ceilings) {
+    const SharedCase& shared = shared_;
     const BenchCase& c = *shared.description;
     const DeviceProbe multiply{.limit = DeviceLimit::kMultiply, .region_bytes = 0};
     switch (c.operation) {
@@ -67,16 +84,6 @@ class DeviceBound {
     }
   }
 
-  const DeviceProbe& probe() const noexcept { return probe_; }
-  const char* name() const noexcept { return name_; }
-
-  double roof_seconds(double rate) const {
-    Rates rates = rates_;
-    bounding_rate(rates, bound_) = rate;
-    return roof_of(shared_.work, rates, /*hot=*/false).seconds;
-  }
-
- private:
   void set(Bound bound, const DeviceProbe& probe, const char* name) {
     bound_ = bound;
     probe_ = probe;

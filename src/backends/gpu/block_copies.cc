@@ -47,6 +47,7 @@ void BlockCopies::convert(std::span<const LayerPair> layers, std::span<const Blo
     const StagingRing::Slot slot = staging_.acquire(stream);
     args.layers = slot.put(layers.data(), layers.size());
     const std::size_t count = std::min(copies.size(), slot.room<BlockCopy>());
+    require(count > 0, "copy: no room for the list of ", layers.size(), " layers");
     args.copies = slot.put(copies.data(), count);
     args.num_copies = static_cast<std::int32_t>(count);
     slot.upload(stream);
@@ -85,6 +86,7 @@ void BlockCopies::copy_records(std::span<const CopyPart> parts, std::span<const 
     const StagingRing::Slot slot = staging_.acquire(stream);
     args.parts = slot.put(parts.data(), parts.size());
     const std::size_t count = std::min({copies.size(), slot.room<BlockCopy>(), most});
+    require(count > 0, "copy: no room for the list of ", parts.size(), " tensors");
     args.copies = slot.put(copies.data(), count);
     slot.upload(stream);
     launch_copies(count);

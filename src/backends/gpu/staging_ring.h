@@ -74,8 +74,8 @@ class StagingRing {
   Slot acquire(Stream stream) {
     if (runtime_.is_capturing(stream)) {
       fail(ErrorCode::kUnsupported,
-           "copies of blocks and merges of partial results take lists from "
-           "the host: a graph cannot capture them");
+           "long lists of copies of blocks and of partial results are uploaded from the host: a "
+           "graph cannot capture them");
     }
     Slot slot;
     slot.lock_ = std::unique_lock(mutex_);
