@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "attention/batch_arrays.h"
 #include "attention/validate.h"
 #include "base/check.h"
 #include "layout/byte_lattice.h"
@@ -112,16 +113,9 @@ bool is_in_place(const MutableTensorView& out, const TensorView& q, std::int64_t
 }
 
 void require_apart_from(const Written& written, const BatchView& batch) {
-  written.require_apart_from("queries.begins", batch.queries.begins);
-  written.require_apart_from("queries.ends", batch.queries.ends);
-  written.require_apart_from("kv.lens", batch.kv.lens);
-  written.require_apart_from("kv.blocks.indices", batch.kv.blocks.indices);
-  written.require_apart_from("kv.blocks.begins", batch.kv.blocks.begins);
-  written.require_apart_from("kv.blocks.rows", batch.kv.blocks.rows);
-  written.require_apart_from("kv.slots", batch.kv.slots);
-  written.require_apart_from("tree_mask.bits", batch.tree_mask.bits);
-  written.require_apart_from("tree_mask.begins", batch.tree_mask.begins);
-  written.require_apart_from("tree_mask.depths", batch.tree_mask.depths);
+  for_each_array(batch, [&written](const char* name, const auto& array) {
+    written.require_apart_from(name, array);
+  });
 }
 
 void require_apart_from(const Written& written, const KvCacheView& cache) {

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <limits>
 
+#include "attention/batch_arrays.h"
 #include "attention/mask.h"
 #include "attention/slot_set.h"
 #include "attention/validate.h"
@@ -48,16 +49,7 @@ void require_size(const char* name, std::int64_t size, const char* what, std::in
 
 Device validate_device(const BatchView& batch, Device backend) {
   MetadataDevice all;
-  all.add("queries.begins", batch.queries.begins);
-  all.add("queries.ends", batch.queries.ends);
-  all.add("kv.lens", batch.kv.lens);
-  all.add("kv.blocks.indices", batch.kv.blocks.indices);
-  all.add("kv.blocks.begins", batch.kv.blocks.begins);
-  all.add("kv.blocks.rows", batch.kv.blocks.rows);
-  all.add("kv.slots", batch.kv.slots);
-  all.add("tree_mask.begins", batch.tree_mask.begins);
-  all.add("tree_mask.bits", batch.tree_mask.bits);
-  all.add("tree_mask.depths", batch.tree_mask.depths);
+  for_each_array(batch, [&all](const char* name, const auto& array) { all.add(name, array); });
   if (!all.device().is_host() && all.device() != backend) {
     fail(ErrorCode::kInvalidArgument, "queries.begins: on ", device_text(all.device()),
          ", but the backend computes on ", device_text(backend));

@@ -67,8 +67,10 @@ QUIRE_HOST_DEVICE constexpr std::uint64_t fault_code(Fault fault, std::int64_t s
 // What the plan leaves behind, in the workspace.
 struct PlanCounts {
   std::int32_t items[kNumLists] = {};
-  std::int32_t next[kNumLists] = {};  // taken by thread blocks of attend, reset by the last of them
-  std::int32_t done[kNumLists] = {};  // thread blocks that found no more items
+  // For kernels that take items one by one, without runs: the next item, and thread blocks that
+  // found no more. The last of these sets both back.
+  std::int32_t next[kNumLists] = {};
+  std::int32_t done[kNumLists] = {};
   std::uint64_t fault = kNoFault;
 };
 

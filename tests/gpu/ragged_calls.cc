@@ -55,9 +55,9 @@ AttentionSpec TwicePlacedCache::make_spec(const TestedGpu& gpu) {
 TwicePlacedCache::TwicePlacedCache(TestedGpu& gpu, int pool, std::int64_t first_copy)
     : backend_(*gpu.backend), spec_(make_spec(gpu)), pool_(pool), first_copy_(first_copy) {
   const KvLayout layout = backend_.preferred_layout(spec_);
-  cache_ = std::make_unique<KvCache>(
-      backend_.memory(), spec_, layout,
-      KvCache::Options{.num_layers = 1, .num_blocks = first_copy + pool});
+  cache_ =
+      std::make_unique<KvCache>(backend_.memory(), spec_, layout,
+                                KvCache::Options{.num_layers = 1, .num_blocks = first_copy + pool});
   std::vector<std::uint16_t> records(static_cast<std::size_t>(layout.block_bytes * pool / 2));
   Random random(1);
   for (std::uint16_t& element : records) element = random_bf16(random);

@@ -3,8 +3,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
-#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -16,7 +14,6 @@
 #include "gpu/transfer_args.h"
 #include "layout/kv_extent.h"
 #include "plan/plan_spec.h"
-#include "quire/version.h"
 
 namespace quire::gpu {
 namespace {

@@ -63,7 +63,7 @@ struct StreamShape {
   static constexpr int kQueryBytes =
       kRawBytes +
       (kQueriesStay ? kDims / 16 * kTeam * static_cast<int>(sizeof(typename Rows::Fragment)) : 0);
-  // [teams][ring, scratch], [queries], then the block's sums, weights and flags.
+  // [teams][ring, scratch, ids], [queries], then the block's sums, weights and flags.
   static constexpr int kSharedBytes = kTeams * kTeamBytes + kQueryBytes +
                                       kRows * (3 * kTeams + 3) * 4 +
                                       static_cast<int>(sizeof(StreamShared));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles of keys and values in shared memory, and how they get there from any paged cache. A tile
-// holds the K rows of kKeys keys, then their V rows, then (8-bit only)
-// their scales; rows are padded to kDims. 16-byte chunks of a row are permuted by its key so that
-// neither copies nor matrix loads meet in a bank.
+// holds the K rows of kKeys keys, then their V rows, then (8-bit only) their scales; rows are
+// padded to kDims. 16-byte chunks of a row are permuted by its key so that neither copies nor
+// matrix loads meet in a bank.
 #pragma once
 
 #include <cstdint>

@@ -9,7 +9,9 @@ import threading
 import compat_cases
 import pytest
 import quire
+import ragged_batch
 import torch
+from ragged_batch import KV_LENS, QUERY_BEGINS, TABLE, metadata, sdpa
 
 
 def what_is_missing():
@@ -21,41 +23,13 @@ def what_is_missing():
 
 MISSING = what_is_missing()
 pytestmark = pytest.mark.skipif(bool(MISSING), reason=MISSING)
-QUERY_BEGINS = [0, 5, 6, 26]
-KV_LENS = [5, 40, 33]
-TABLE = [[3, 0, 0], [7, 1, 4], [5, 6, 8]]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 DTYPES = list(TOLERANCE)
 DELAY = 200_000_000  # cycles: about a tenth of a second
 
 
 def make_inputs(dtype=torch.float32, dim=64, device="cuda"):
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(26, 4, dim), (9, 16, 2, dim), (9, 16, 2, dim)]
-    return [torch.randn(shape, generator=generator).to(device, dtype) for shape in shapes]
-
-
-def metadata(device):
-    return [
-        torch.tensor(values, dtype=torch.int32, device=device)
-        for values in (QUERY_BEGINS, KV_LENS, TABLE)
-    ]
-
-
-def sdpa(q, k_cache, v_cache):
-    """PyTorch's, of every sequence alone, in f64 on the device."""
-    outs = []
-    for s, length in enumerate(KV_LENS):
-        own = q[QUERY_BEGINS[s] : QUERY_BEGINS[s + 1]].double().transpose(0, 1)
-        k, v = (
-            c[TABLE[s]].flatten(0, 1)[:length].double().transpose(0, 1).repeat_interleave(2, 0)
-            for c in (k_cache, v_cache)
-        )
-        n = own.shape[1]
-        mask = torch.ones(n, length, dtype=torch.bool, device=q.device).tril(length - n)
-        out = torch.nn.functional.scaled_dot_product_attention(own, k, v, attn_mask=mask)
-        outs.append(out.transpose(0, 1))
-    return torch.cat(outs)
+    return ragged_batch.make_inputs(dtype, dim, device)
 
 
 def check(out, q, k, v):

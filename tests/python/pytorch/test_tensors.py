@@ -5,39 +5,7 @@ import numpy as np
 import pytest
 import quire
 import torch
-
-QUERY_BEGINS = [0, 5, 6, 26]
-KV_LENS = [5, 40, 33]
-TABLE = [[3, 0, 0], [7, 1, 4], [5, 6, 8]]
-
-
-def make_inputs(dtype=torch.float32):
-    generator = torch.Generator().manual_seed(0)
-    shapes = [(26, 4, 32), (9, 16, 2, 32), (9, 16, 2, 32)]
-    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
-
-
-def metadata():
-    return (
-        torch.tensor(QUERY_BEGINS, dtype=torch.int32),
-        torch.tensor(KV_LENS, dtype=torch.int32),
-        torch.tensor(TABLE, dtype=torch.int32),
-    )
-
-
-def sdpa(q, k_cache, v_cache):
-    outs = []
-    for s, length in enumerate(KV_LENS):
-        own = q[QUERY_BEGINS[s] : QUERY_BEGINS[s + 1]].double().transpose(0, 1)
-        k, v = (
-            c[TABLE[s]].flatten(0, 1)[:length].double().transpose(0, 1).repeat_interleave(2, 0)
-            for c in (k_cache, v_cache)
-        )
-        n = own.shape[1]
-        mask = torch.ones(n, length, dtype=torch.bool).tril(length - n)
-        out = torch.nn.functional.scaled_dot_product_attention(own, k, v, attn_mask=mask)
-        outs.append(out.transpose(0, 1))
-    return torch.cat(outs)
+from ragged_batch import make_inputs, metadata, sdpa
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
