@@ -23,6 +23,7 @@ from quire._quire import BlockManager, Prompt, ScheduledBatch, Scheduler
 from quire.transformers.attention import NAME, active, unsupported
 from quire.transformers.layers import divide_memory, find_specs, make_groups
 from quire.transformers.sampling import Sampler, Sampling
+from quire.transformers.sleeping_team import start_sleeping_team
 
 
 def _whole_numbers(name: str, values: Any) -> list[int]:
@@ -164,7 +165,8 @@ class Engine:
         prefix_cache: prompts that begin with what was computed before reuse it.
         backend: as in ``quire.attend``.
 
-    In f32 the tokens are those that ``generate`` gives one request at a time. submit and cancel may
+    In f32 the tokens are those that ``generate`` gives one request at a time. On a CPU the threads
+    of PyTorch sleep between operations while an engine is open (docs/python.md). submit and cancel may
     be called from any thread; steps take turns.
     """
 
@@ -190,6 +192,7 @@ class Engine:
         self._stepping: int | None = None  # the thread that holds _step_lock
         self._block_size = block_size
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._end_team = weakref.finalize(self, start_sleeping_team(model.device).set)
         _hold_attention(model)
         self._release = weakref.finalize(self, _release_attention, model)
         self._release.atexit = False
@@ -218,6 +221,7 @@ class Engine:
     def close(self) -> None:
         """Ends the engine; the last one of a model gives it the attention that it had before."""
         self._closed = True
+        self._end_team()
         self._release()
 
     def __enter__(self) -> Engine:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from typing import Any
 
@@ -58,10 +59,13 @@ def find_specs(model: Any, block_size: int) -> list[AttentionSpec]:
     config = model.config.get_text_config()
     probe = _Probe(getattr(config, "layer_types", None), block_size)
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
+    unread = {}
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        unread["logits_to_keep"] = token[0, :0]
     active.step = probe
     try:
         with torch.no_grad():
-            model(input_ids=token, position_ids=token, use_cache=False)
+            model(input_ids=token, position_ids=token, use_cache=False, **unread)
     finally:
         active.step = None
     num_layers = config.num_hidden_layers
