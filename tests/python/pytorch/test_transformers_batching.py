@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """quire under ``generate_batch`` of transformers, against its built-in attention, in f32."""
 
+import json
 import random
 
 import pytest
@@ -86,14 +87,65 @@ def test_names_mean_what_they_did_before():
     assert (interface["sdpa"], interface["paged|eager"]) == before
 
 
-def test_benchmark(monkeypatch, capsys):
-    arguments = "--rounds 1 --threads 1 --layers 2 --hidden 64 --heads 4 --kv-heads 2"
-    arguments += " --vocabulary 128 --requests 3 --longest 64 --new-tokens 4"
+WAYS = "quire Engine", "generate_batch, sdpa", "generate_batch, quire"
+
+
+def run_benchmark(monkeypatch, more):
+    arguments = "--threads 1 --layers 2 --hidden 64 --heads 4 --kv-heads 2"
+    arguments += " --vocabulary 128 --requests 3 --longest 64 --max-new-tokens 4 " + more
     monkeypatch.setattr("sys.argv", ["bench_transformers", *arguments.split()])
     bench_transformers.main()
-    lines = capsys.readouterr().out.splitlines()
-    for way in "quire Engine", "generate_batch, sdpa", "generate_batch, quire":
+
+
+def test_benchmark(monkeypatch, capsys):
+    run_benchmark(monkeypatch, "--rounds 1")
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert all(len(line) <= 100 for line in lines)
+    totals = {}
+    for way in WAYS:
         (line,) = (line for line in lines if line.startswith(way + "  "))
-        attention, total, cpu, tokens_per_second = map(float, line[len(way) :].split())
-        assert 0 < attention < total
-        assert tokens_per_second == pytest.approx(12 / total, rel=0.5)
+        attention, totals[way], cpu, speed, *ratios = (x.rstrip("x") for x in line[len(way) :].split())
+        assert 0 < float(attention) < float(totals[way])
+        assert float(speed) == pytest.approx(12 / float(totals[way]), rel=0.5)
+        assert len(ratios) == (0 if way == WAYS[0] else 2)
+        assert f"round 1, {way}: " in captured.err
+
+
+def test_benchmark_as_json(monkeypatch, capsys, tmp_path):
+    file, seen = tmp_path / "bench.json", []
+    measure = bench_transformers.measure
+
+    def watched(*arguments):
+        seen.append(json.loads(file.read_text()) if file.exists() else None)
+        return measure(*arguments)
+
+    monkeypatch.setattr(bench_transformers, "measure", watched)
+    run_benchmark(monkeypatch, f"--rounds 3 --time-limit 0.001 --json --output {file}")
+    found = json.loads(capsys.readouterr().out)
+    assert json.loads(file.read_text()) == found and found["complete"]
+    # A try of each way, then the only round that the time allows.
+    assert len(seen) == 6 and seen[:4] == [None] * 4
+    assert [list(x["runs"]) for x in seen[4:]] == [list(WAYS[:1]), list(WAYS[:2])]
+    assert not seen[5]["complete"] and found["rounds"] == 1
+    assert set(found["ratios"]) == set(WAYS[1:])
+    for way in WAYS:
+        (run,) = found["runs"][way]
+        assert run == found["medians"][way]
+        assert run["new_tokens_per_second"] == pytest.approx(12 / run["total_seconds"])
+    ours, other = (found["medians"][way] for way in WAYS[:2])
+    assert found["ratios"][WAYS[1]]["attention"] == pytest.approx(
+        other["attention_seconds"] / ours["attention_seconds"]
+    )
+
+
+def test_benchmark_of_a_way_that_fails(monkeypatch, capsys):
+    def fail(*arguments):
+        raise ValueError("not here")
+
+    monkeypatch.setattr(bench_transformers, "run_under_generate_batch", fail)
+    run_benchmark(monkeypatch, "--rounds 1")
+    assert "generate_batch, quire was left out: not here" in capsys.readouterr().out
+    monkeypatch.setattr(bench_transformers, "run_engine", fail)
+    with pytest.raises(ValueError, match="not here"):
+        run_benchmark(monkeypatch, "--rounds 1")

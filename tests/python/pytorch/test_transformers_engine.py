@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine against ``generate``, one request at a time with the attention ``eager``, in f32."""
 
+import os
 import random
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -378,3 +381,44 @@ def test_models_it_cannot_serve(llama):
     with pytest.raises(quire.Error, match="cache_bytes: 100"):
         Engine(llama.model, cache_bytes=100)
     assert llama.model.config._attn_implementation == "eager"
+
+
+WAITING = """
+import statistics, time, torch, quire.transformers, tiny_models
+
+def waiting():
+    seconds = []
+    for _ in range(20):
+        torch.zeros(1 << 18).add_(1)
+        start = time.process_time()
+        time.sleep(0.02)
+        seconds.append(time.process_time() - start)
+    return seconds
+
+model = tiny_models.make("llama")
+alone = max(waiting())
+with quire.transformers.Engine(model, cache_bytes=1 << 20):
+    seconds = waiting()
+    print(alone, statistics.median(seconds), max(seconds))
+"""
+
+
+@pytest.mark.parametrize("choice", [{}, {"GOMP_SPINCOUNT": "300000"}], ids=["default", "chosen"])
+def test_threads_of_pytorch_sleep_while_an_engine_is_open(choice):
+    """In a process of its own: libgomp reads the environment once."""
+    num_cpus = len(os.sched_getaffinity(0))
+    if num_cpus < 2:
+        pytest.skip("one CPU: PyTorch has one thread")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
+    paths = [os.path.dirname(__file__), *sys.path]
+    environment |= {"OMP_NUM_THREADS": str(num_cpus), "PYTHONPATH": os.pathsep.join(paths), **choice}
+    found = subprocess.run(
+        [sys.executable, "-c", WAITING], env=environment, capture_output=True, text=True, check=True
+    )
+    alone, usual, longest = map(float, found.stdout.split())
+    if alone < 1e-3:
+        pytest.skip("the threads of this PyTorch do not wait busily")
+    if choice:  # what the environment says stays
+        assert longest > 5e-4
+    else:
+        assert usual < 0.2 * alone
