@@ -24,6 +24,7 @@ import pathlib
 import random
 import statistics
 import sys
+import threading
 import time
 from typing import Any
 
@@ -102,6 +103,10 @@ def parse_arguments() -> argparse.Namespace:
         "--graphs", action="store_true", help="generate_batch also as it would run by itself on a"
         " GPU, with CUDA graphs, inside of which attention cannot be timed",
     )  # fmt: skip
+    run.add_argument(
+        "--busy-waiting", action="store_true", help="on a CPU, also the engine with the threads of"
+        " PyTorch waiting as they do by themselves",
+    )  # fmt: skip
     load = parser.add_argument_group("requests")
     load.add_argument("--requests", type=int, default=16)
     load.add_argument("--shortest", type=int, default=32, help="prompt, in tokens")
@@ -174,6 +179,15 @@ def run_engine(model: Any, prompts: list[list[int]], arguments: argparse.Namespa
     finally:
         step.__init__, step.attend = prepare, attend
     return clock.seconds(), seconds, tokens
+
+
+def run_engine_busy(model: Any, prompts: list[list[int]], arguments: argparse.Namespace) -> Any:
+    start_team = engine.start_sleeping_team
+    engine.start_sleeping_team = lambda device: threading.Event()
+    try:
+        return run_engine(model, prompts, arguments)
+    finally:
+        engine.start_sleeping_team = start_team
 
 
 def batching_config(page_size: int, num_pages: int, max_tokens: int, graphs: bool = False) -> Any:
@@ -266,6 +280,8 @@ def progress(text: str) -> None:
 def make_ways(arguments: argparse.Namespace) -> dict[str, Any]:
     """What is compared, by name."""
     ways: dict[str, Any] = {ENGINE: run_engine}
+    if arguments.busy_waiting:
+        ways[f"{ENGINE}, busy waiting"] = run_engine_busy
     for name in arguments.attention.split(","):
         ways[f"generate_batch, {name}"] = functools.partial(run_generate_batch, name=name)
         if arguments.graphs:
@@ -360,15 +376,16 @@ class Report:
                 line += f"{'-' if times is None else f'{times:.1f}x':>11}"
                 line += f"{compared[name]['speed']:>6.2f}x"
             lines.append(line)
+        rounds = max(map(len, self.runs.values()))
         lines.append(
-            f"\nMedians of {max(map(len, self.runs.values()))} rounds. The last columns: how many"
+            f"\nMedians of {rounds} round{'s'[: rounds - 1]}. The last columns: how many"
             f" times lower the time inside attention is\nin the {ENGINE}, and how many times as many"
             " tokens per second it gives."
         )
         others = max((m["cpus_of_others"] or 0.0 for m in medians.values()), default=0.0)
         if others >= 0.2:
             lines.append(f"Other programs took up to {others:.1f} CPUs of {os.cpu_count()} meanwhile.")
-        lines += [f"{name} was left out: {why}" for name, why in self.left_out.items()]
+        lines += [f"{name} was left out: {why}"[:100] for name, why in self.left_out.items()]
         return "\n".join(lines)
 
 
