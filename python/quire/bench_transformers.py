@@ -37,6 +37,7 @@ import quire.transformers
 from quire.transformers import batching, engine
 
 ENGINE = "quire Engine"
+WIDTHS = (11, 8, 8, 9, 9, 8)  # of the columns of the table
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -360,22 +361,25 @@ class Report:
             beside.replace(self._output)
 
     def table(self) -> str:
-        medians, lines = self.medians(), []
-        width = max(len(name) for name in medians)
-        columns = (("attention s", 12), ("total s", 9), ("CPU s", 9), ("tokens/s", 10))
-        lines.append(" " * width + "".join(f"{title:>{n}}" for title, n in columns)
-                     + f"{'attention':>11}{'speed':>7}")  # fmt: skip
+        medians = self.medians()
         compared = ratios(medians)
+        rows = [["", "attention s", "total s", "CPU s", "tokens/s", "attention", "speed"]]
         for name, median in medians.items():
             attention = median["attention_seconds"]
-            line = f"{name:{width}}" + (f"{'-':>12}" if attention is None else f"{attention:12.3f}")
-            line += f"{median['total_seconds']:9.2f}{median['cpu_seconds']:9.2f}"
-            line += f"{median['new_tokens_per_second']:10.1f}"
+            rows.append([
+                name, "-" if attention is None else f"{attention:.3f}",
+                f"{median['total_seconds']:.2f}", f"{median['cpu_seconds']:.2f}",
+                f"{median['new_tokens_per_second']:.1f}",
+            ])  # fmt: skip
             if name in compared:
                 times = compared[name]["attention"]
-                line += f"{'-' if times is None else f'{times:.1f}x':>11}"
-                line += f"{compared[name]['speed']:>6.2f}x"
-            lines.append(line)
+                rows[-1].append("-" if times is None else f"{times:.1f}x")
+                rows[-1].append(f"{compared[name]['speed']:.2f}x")
+        width = max(map(len, medians))
+        lines = [
+            f"{row[0]:{width}}" + "".join(f" {cell:>{n}}" for cell, n in zip(row[1:], WIDTHS))
+            for row in rows
+        ]
         rounds = max(map(len, self.runs.values()))
         lines.append(
             f"\nMedians of {rounds} round{'s'[: rounds - 1]}. The last columns: how many"
