@@ -50,6 +50,16 @@ QUIRE_DEVICE void let_next_grid_start() {
 #endif
 }
 
+// A number that another grid may be writing: some number.
+template <class T>
+QUIRE_DEVICE T load_any(const T* at) {
+  return __ldcg(at);
+}
+// Brings a line of global memory nearer, if it is there by the time; never a value.
+QUIRE_DEVICE void prefetch(const void* data) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(data));
+}
+
 // All threads of the block, or of the team, come here before one goes on; memory included.
 QUIRE_DEVICE void sync_block() {
   __syncthreads();
@@ -57,9 +67,10 @@ QUIRE_DEVICE void sync_block() {
 QUIRE_DEVICE void sync_team() {
   __syncwarp();
 }
-// What this thread wrote before is seen by whoever sees what it writes after.
+// What this thread wrote before is seen by whoever sees what it writes after. (__threadfence also
+// orders all fences of the device among each other, which takes longer.)
 QUIRE_DEVICE void fence() {
-  __threadfence();
+  asm volatile("fence.acq_rel.gpu;" ::: "memory");
 }
 
 QUIRE_DEVICE int shuffle(int value, int from) {

@@ -47,6 +47,13 @@ QUIRE_DEVICE int block_index() {
 QUIRE_DEVICE int num_blocks() {
   return static_cast<int>(__builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x());
 }
+QUIRE_DEVICE void prefetch(const void* data) {
+  (void)data;
+}
+template <class T>
+QUIRE_DEVICE T load_any(const T* at) {
+  return *at;
+}
 
 QUIRE_DEVICE int recomputed(int x) {
   asm volatile("" : "+v"(x));

@@ -85,6 +85,7 @@ struct PlanArgs {
   // Items of the lists of few rows go to thread blocks in runs of equal cost: run r is the items
   // from runs[r] to runs[r + 1].
   std::int32_t* runs[kNumRunLists] = {};     // [num_runs + 1] each
+  Item* run_items[kNumRunLists] = {};        // [num_runs] each: the first item of every run
   std::int32_t num_runs[kNumRunLists] = {};  // 0: nobody asks for them
   std::int32_t* merge_counters = nullptr;    // [max_merges], zeroed
   PlanCounts* counts = nullptr;
@@ -109,7 +110,13 @@ struct AttendArgs {
   const std::int32_t* num_items = nullptr;
   std::int32_t* next_item = nullptr;
   std::int32_t* done = nullptr;
+  // The thread blocks that share next_item may be of several grids.
+  std::int32_t first_block = 0;  // of this one
+  std::int32_t num_blocks = 0;   // of all
+  // The last grid was launched by the same call: it need not have ended.
+  bool joins_last_grid = false;
   const std::int32_t* runs = nullptr;  // of the list, a run for each thread block
+  const Item* run_items = nullptr;     // the first item of each
   std::int32_t* merge_counters = nullptr;
   const std::uint64_t* fault = nullptr;
   float* partial_values = nullptr;  // [partial_rows, value_stride]

@@ -144,9 +144,9 @@ TEST(EmulatedMeter, ProbesCountWhatTheyDo) {
   EXPECT_EQ(meter->enqueue_probe(DeviceLimit::kRead, 40 * 1024 + 3, Stream{}), 40 * 1024 * 2);
   EXPECT_EQ(meter->enqueue_probe(DeviceLimit::kCopy, 0, Stream{}), 40 * 1024);
   EXPECT_EQ(meter->enqueue_probe(DeviceLimit::kToHost, 0, Stream{}), 4096);
-  // 3 processors, 8 teams, 2 steps of 8 products of [16, 16] by [16, 8].
+  // 3 processors, 2 thread blocks of 8 teams, 2 steps of 8 products of [16, 16] by [16, 8].
   EXPECT_EQ(meter->enqueue_probe(DeviceLimit::kMultiply, 0, Stream{}),
-            3.0 * 8 * 2 * 8 * (2 * 16 * 16 * 8));
+            3.0 * 2 * 8 * 2 * 8 * (2 * 16 * 16 * 8));
 }
 
 }  // namespace

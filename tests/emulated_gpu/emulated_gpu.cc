@@ -99,7 +99,8 @@ class EmulatedRuntime final : public gpu::GpuRuntime {
   bool fits(const gpu::KernelId& kernel) override {
     return emulated_shared_bytes(kernel) <= options_.shared_bytes;
   }
-  int blocks_per_processor(const gpu::KernelId&) override { return 1; }
+  int blocks_per_processor(const gpu::KernelId&) override { return 2; }
+  bool overlaps_grids() const override { return true; }
   void launch(const gpu::KernelId& kernel, int num_blocks, const void* args, Stream) override {
     require(fits(kernel), "a kernel needs ", emulated_shared_bytes(kernel),
             " bytes of shared memory, a block has ", options_.shared_bytes);

@@ -7,14 +7,26 @@
 
 namespace quire::gpu {
 
+QUIRE_DEVICE bool joins_last_grid(const AttendArgs& args) {
+  return args.joins_last_grid;
+}
+template <class Args>
+QUIRE_DEVICE bool joins_last_grid(const Args&) {
+  return false;
+}
+
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kMinBlocks)
     cuda_entry(const __grid_constant__ typename Kernel::Args args) {
   // This grid may have been launched before the last one ended, and the next may be before this
   // one.
-  gpu::wait_for_last_grid();
+  if constexpr (requires { Kernel::prefetch(args); }) Kernel::prefetch(args);
+  if (!joins_last_grid(args)) gpu::wait_for_last_grid();
   gpu::let_next_grid_start();
   Kernel::run(args);
+  // What waits for this grid waits for those that it joined; one thread block is enough for that,
+  // and the others leave their places.
+  if (joins_last_grid(args) && gpu::block_index() == 0) gpu::wait_for_last_grid();
 }
 
 struct MakeCudaKernel {

@@ -137,6 +137,8 @@ class CudaRuntime final : public GpuRuntime {
   }
   int blocks_per_processor(const KernelId& id) override { return instance(id).resident; }
 
+  bool overlaps_grids() const override { return properties_.major >= 9; }
+
   void launch(const KernelId& id, int num_blocks, const void* args, Stream stream) override {
     const Instance& kernel = instance(id);
     void* arguments[] = {const_cast<void*>(args)};

@@ -65,8 +65,8 @@ constexpr KernelKind kListKernels[kNumLists] = {KernelKind::kAttendFew, KernelKi
 
 // What one prepared batch keeps in the device's memory.
 struct DeviceLayout {
-  std::int64_t counts, merge_counters, lists[kNumLists], runs[kNumRunLists], sums, values, metadata,
-      total;
+  std::int64_t counts, merge_counters, lists[kNumLists], runs[kNumRunLists],
+      run_items[kNumRunLists], sums, values, metadata, total;
   PlanBounds plan;
   std::int32_t num_runs[kNumRunLists];  // thread blocks of the kernels of few rows
 };
@@ -92,6 +92,7 @@ DeviceLayout device_layout(GpuRuntime& runtime, const AttentionSpec& spec, const
             : 0;
     layout.num_runs[i] = static_cast<std::int32_t>(std::min(layout.plan.items, resident));
     layout.runs[i] = take(layout.num_runs[i] + 1, sizeof(std::int32_t));
+    layout.run_items[i] = take(layout.num_runs[i], sizeof(Item));
   }
   layout.sums = take(layout.plan.partial_rows, 2 * sizeof(float));
   layout.values = take(layout.plan.partial_rows, value_stride(spec) * std::int64_t{sizeof(float)});
@@ -259,6 +260,7 @@ class GpuBackend final : public AttentionBackend {
     for (int i = 0; i < kNumLists; ++i) args.lists[i] = mine.at<Item>(mine.layout.lists[i]);
     for (int i = 0; i < kNumRunLists; ++i) {
       args.runs[i] = mine.at<std::int32_t>(mine.layout.runs[i]);
+      args.run_items[i] = mine.at<Item>(mine.layout.run_items[i]);
       args.num_runs[i] = mine.layout.num_runs[i];
     }
     args.merge_counters = mine.at<std::int32_t>(mine.layout.merge_counters);
@@ -319,30 +321,12 @@ class GpuBackend final : public AttentionBackend {
     args.partial_values = mine.at<float>(mine.layout.values);
     args.value_stride = value_stride(spec);
 
-    const bool fast = takes_matrix_units(spec, source.cache);
-    const int dims = padded_dims(spec);
     // A graph may be replayed over any batch within the bounds.
     const std::int64_t longest = runtime_->is_capturing(stream) ? prepared.bounds().longest_query()
                                                                 : prepared.facts().max_q_len;
     // Lists that no batch within these bounds fills are not looked at.
-    const int first = static_cast<int>(item_list(spec.head_group()));
-    const int last = static_cast<int>(item_list(longest * spec.head_group()));
-    PlanCounts* counts = mine.counts();
-    for (int i = first; i <= last; ++i) {
-      args.items = mine.at<Item>(mine.layout.lists[i]);
-      args.num_items = &counts->items[i];
-      args.next_item = &counts->next[i];
-      args.done = &counts->done[i];
-      const KernelId matrix{kListKernels[i], spec.kv.dtype, dims};
-      const bool fits = fast && runtime_->fits(matrix);
-      const KernelId kernel = fits ? matrix : KernelId{.kind = KernelKind::kAttendRows};
-      if (fits && i < kNumRunLists) {
-        args.runs = mine.at<std::int32_t>(mine.layout.runs[i]);
-        launch(kernel, mine.layout.num_runs[i], args, stream);
-      } else {
-        launch_items(kernel, mine, args, stream);
-      }
-    }
+    attend_lists(mine, args, static_cast<int>(item_list(spec.head_group())),
+                 static_cast<int>(item_list(longest * spec.head_group())), stream);
   }
 
   void do_merge(std::span<const Partial> partials, ArrayView<float> sinks,
@@ -407,10 +391,64 @@ class GpuBackend final : public AttentionBackend {
     return std::min<std::int64_t>(wanted, std::int64_t{runtime_->num_processors()} * per_processor);
   }
 
-  void launch_items(const KernelId& kernel, const GpuPrepared& mine, const AttendArgs& args,
-                    Stream stream) {
-    const int resident = runtime_->blocks_per_processor(kernel);
-    launch(kernel, fill_device(mine.layout.plan.items, resident), args, stream);
+  // Where there are few rows and many, half of the thread blocks for many rows are launched first:
+  // matrix units and memory are then busy side by side. The other half takes over when the blocks
+  // for few rows end.
+  void attend_lists(const GpuPrepared& mine, AttendArgs args, int first, int last, Stream stream) {
+    const bool has_few = first < kNumRunLists;
+    const bool has_many = last >= kNumRunLists;
+    const int few_end = std::min(last + 1, kNumRunLists);
+    const ListKernel many = list_kernel(mine, args, kNumRunLists);
+    const std::int64_t num_blocks = fill_device(mine.layout.plan.items, many.resident);
+    std::int64_t first_blocks = 0;
+    if (has_few && has_many && many.is_matrix && runtime_->overlaps_grids()) {
+      first_blocks = std::min<std::int64_t>(
+          num_blocks, std::int64_t{runtime_->num_processors()} * (many.resident / 2));
+    }
+    const auto launch_many = [&](std::int64_t begin, std::int64_t end) {
+      if (begin == end) return;
+      use_list(mine, kNumRunLists, args);
+      args.first_block = static_cast<std::int32_t>(begin);
+      args.num_blocks = static_cast<std::int32_t>(num_blocks);
+      launch(many.id, end - begin, args, stream);
+      args.joins_last_grid = true;
+    };
+    if (has_many) launch_many(0, first_blocks);
+    for (int i = first; i < few_end; ++i) {
+      use_list(mine, i, args);
+      const ListKernel few = list_kernel(mine, args, i);
+      args.first_block = 0;
+      args.num_blocks =
+          few.is_matrix
+              ? mine.layout.num_runs[i]
+              : static_cast<std::int32_t>(fill_device(mine.layout.plan.items, few.resident));
+      launch(few.id, args.num_blocks, args, stream);
+      args.joins_last_grid = true;
+    }
+    if (has_many) launch_many(first_blocks, num_blocks);
+  }
+
+  struct ListKernel {
+    KernelId id;
+    bool is_matrix;
+    int resident;  // thread blocks on a processor
+  };
+  ListKernel list_kernel(const GpuPrepared& mine, const AttendArgs& args, int list) const {
+    const AttentionSpec& spec = mine.spec();
+    KernelId id{kListKernels[list], spec.kv.dtype, padded_dims(spec)};
+    const bool is_matrix = takes_matrix_units(spec, args.cache) && runtime_->fits(id);
+    if (!is_matrix) id = {.kind = KernelKind::kAttendRows};
+    return {id, is_matrix, runtime_->blocks_per_processor(id)};
+  }
+  static void use_list(const GpuPrepared& mine, int list, AttendArgs& args) {
+    PlanCounts* counts = mine.counts();
+    args.items = mine.at<Item>(mine.layout.lists[list]);
+    args.num_items = &counts->items[list];
+    args.next_item = &counts->next[list];
+    args.done = &counts->done[list];
+    if (list >= kNumRunLists) return;
+    args.runs = mine.at<std::int32_t>(mine.layout.runs[list]);
+    args.run_items = mine.at<Item>(mine.layout.run_items[list]);
   }
 
   // Brings the metadata of a batch on the host to the workspace.

@@ -57,6 +57,9 @@ class GpuRuntime {
   // How many blocks of this kernel one processor holds at a time, at least 1.
   virtual int blocks_per_processor(const KernelId& kernel) = 0;
 
+  // Grids of AttendArgs that join the last one run beside it.
+  virtual bool overlaps_grids() const = 0;
+
   // `args` is the argument struct of the kernel, copied before the call returns.
   virtual void launch(const KernelId& kernel, int num_blocks, const void* args, Stream stream) = 0;
 

@@ -30,6 +30,13 @@ inline int block_index() {
 inline int num_blocks() {
   return static_cast<int>(simt::grid_dim().x);
 }
+inline void prefetch(const void* data) {
+  (void)data;
+}
+template <class T>
+inline T load_any(const T* at) {
+  return *at;
+}
 
 inline int recomputed(int x) {
   return x;

@@ -416,6 +416,22 @@ QUIRE_DEVICE void finish_stream_item(const AttendArgs& args, const Item& item, S
   }
 }
 
+// Brings near what a thread block begins with: its run, the first item and the ids of its blocks.
+// The plan may not be written yet; then lines are brought that nobody needs.
+QUIRE_DEVICE void prefetch_run(const AttendArgs& args) {
+  if (thread_index() >= kTeam) return;
+  if (lane() == 0) prefetch(args.fault);
+  if (lane() == 1) prefetch(args.runs + block_index());
+  const Item* item = args.run_items + block_index();
+  const std::int64_t num_ids = args.batch.kv.blocks.indices.size;
+  if (args.batch.kv.blocks.kind == BlockTables::Kind::kRagged || num_ids == 0) return;
+  constexpr int kLineIds = 32;
+  const std::int64_t first_id =
+      load_any(&item->table_begin) + load_any(&item->key_begin) / args.cache.format.block_size;
+  const std::int64_t at = first_id + lane() * kLineIds;
+  if (lane() < 2 && at >= 0 && at < num_ids) prefetch(args.batch.kv.blocks.indices.data + at);
+}
+
 // What can be known of the next item is fetched while the current one is computed, and its first
 // tiles are on their way while the current one is merged.
 template <class Stored, int kDims, int kGroups>
@@ -433,18 +449,18 @@ QUIRE_DEVICE void attend_stream(const AttendArgs& args) {
       args, ring, reinterpret_cast<float*>(ring + Shape::kRingBytes), queries, shared.factors);
   RunState<kDims, kRows, Shape::kThreads> state;
   state.clear();
+  // All that is loaded here is loaded at once: the item before it is known whether there is one.
+  const Sixteen first_item = load_item_piece(args.run_items + block_index());
   const bool is_sound = *args.fault == kNoFault;
-  // Where there are few items each block has that of its number, which is loaded before it is
-  // known.
-  Sixteen piece_of_first = load_item_piece(args, block_index());
   int index = args.runs[block_index()];
   const int end = is_sound ? args.runs[block_index() + 1] : index;
   if (index >= end) return;
-  if (index != block_index()) piece_of_first = load_item_piece(args, index);
-  store_item_piece(&shared.items[0], piece_of_first);
+  store_item_piece(&shared.items[0], first_item);
+  const Sixteen second_item = index + 1 < end ? load_item_piece(args.items + index + 1) : Sixteen{};
   sync_block();
   if constexpr (Shape::kFetchesEarly) team_state.fetch_queries(shared.items[0]);
   team_state.begin(&shared.items[0], true);
+  store_item_piece(&shared.items[1], second_item);
   state.first_split = shared.items[0].split;
   bool is_new_unit = true;
   int current = 0;
@@ -454,13 +470,15 @@ QUIRE_DEVICE void attend_stream(const AttendArgs& args) {
     const int next = current == 2 ? 0 : current + 1;
     const Item& following = shared.items[next];
     const bool has_next = index + 1 < end;
-    const Sixteen piece = has_next ? load_item_piece(args, index + 1) : Sixteen{};
     if (is_new_unit) {
       if constexpr (!Shape::kFetchesEarly) team_state.fetch_queries(item);
       team_state.stage_queries();
     }
-    store_item_piece(&shared.items[next], piece);
     sync_block();
+    // The item after the next, in the place of the last one.
+    if (index + 2 < end) {
+      copy_item_piece(&shared.items[next == 2 ? 0 : next + 1], args.items + index + 2);
+    }
     team_state.start(is_new_unit);
     is_new_unit = has_next && following.split == 0;
     if constexpr (Shape::kFetchesEarly) {

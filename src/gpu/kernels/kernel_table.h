@@ -21,7 +21,8 @@
 
 namespace quire::gpu {
 
-// What a kernel says of itself unless it says otherwise.
+// What a kernel says of itself unless it says otherwise. One that has prefetch(args) lets it run
+// before the last grid has ended, where grids overlap: what it reads may be of yesterday.
 struct KernelDefaults {
   static constexpr int kMinBlocks = 1;  // that a processor must hold: bounds the registers
 };
@@ -94,6 +95,7 @@ struct AttendStreamKernel : KernelDefaults {
   static constexpr int kThreads = StreamShape<Stored, kDims, kGroups>::kThreads;
   static constexpr int kSharedBytes = StreamShape<Stored, kDims, kGroups>::kSharedBytes;
   static constexpr int kMinBlocks = StreamShape<Stored, kDims, kGroups>::kMinBlocks;
+  QUIRE_DEVICE static void prefetch(const Args& args) { prefetch_run(args); }
   QUIRE_DEVICE static void run(const Args& args) { attend_stream<Stored, kDims, kGroups>(args); }
 };
 

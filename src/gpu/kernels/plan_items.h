@@ -166,19 +166,24 @@ QUIRE_DEVICE ListItems sum_costs(const PlanArgs& args, PlanShared& shared) {
   return all;
 }
 
-// Notes the runs that begin behind item `index` of a list, which costs what lies between `before`
-// and `after`.
-QUIRE_DEVICE void note_runs(const PlanArgs& args, int list, std::int64_t index, std::int64_t before,
-                            std::int64_t after, const ListItems& all) {
+// Notes the runs that begin with item `index` of a list, which costs what lies between `before` and
+// `after`: those whose share of all costs begins there.
+QUIRE_DEVICE void note_runs(const PlanArgs& args, int list, std::int64_t index, const Item& item,
+                            std::int64_t before, std::int64_t after, const ListItems& all) {
+  const auto note = [&](std::int64_t run) {
+    args.runs[list][run] = static_cast<std::int32_t>(index);
+    args.run_items[list][run] = item;
+  };
   const std::int64_t num_runs = args.num_runs[list];
   // Few items, one each: thread blocks that follow each other lie on different processors.
   if (all.count[list] <= num_runs) {
-    args.runs[list][index + 1] = static_cast<std::int32_t>(index + 1);
+    note(index);
     return;
   }
-  for (std::int64_t run = before * num_runs / all.cost[list] + 1;
-       run <= after * num_runs / all.cost[list]; ++run) {
-    args.runs[list][run] = static_cast<std::int32_t>(index + 1);
+  const std::int64_t cost = all.cost[list];
+  for (std::int64_t run = (before * num_runs + cost - 1) / cost; run * cost < after * num_runs;
+       ++run) {
+    note(run);
   }
 }
 
@@ -191,25 +196,31 @@ QUIRE_DEVICE void write_item(const PlanArgs& args, const PlanShared& shared, con
   const SequencePlan& plan = shared.sequences[t];
   const int list = list_of(args.spec, plan);
   const std::int64_t before = items_before(shared, static_cast<int>(t), list);
-  args.lists[list][before + index] = make_item(args, work, first_sequence + t, plan);
+  // Items of many rows are taken one by one: those of the last rows, which see the most keys,
+  // first.
+  const std::int64_t count = shared.offsets[t + 1].items - shared.offsets[t].items;
+  const std::int64_t place = list < kNumRunLists ? index : count - 1 - index;
+  const Item item = make_item(args, work, first_sequence + t, plan);
+  args.lists[list][before + place] = item;
   if (list >= kNumRunLists || args.num_runs[list] == 0) return;
   const KeyRange span = tile_keys(args.spec, plan, 0);
   const std::int64_t unit = index / plan.num_splits;
   const std::int64_t cost = shared.lists[t].cost[list] +
                             unit * (span.size() + plan.num_splits * kItemKeys) +
                             (work.keys.begin - span.begin) + work.split * kItemKeys;
-  note_runs(args, list, before + index, cost, cost + work.keys.size() + kItemKeys, all);
+  note_runs(args, list, before + index, item, cost, cost + work.keys.size() + kItemKeys, all);
 }
 
-// Where the first run begins, and those for which there are no items.
-QUIRE_DEVICE void begin_runs(const PlanArgs& args, const ListItems& all) {
+// Where the last run ends, and those for which there are no items.
+QUIRE_DEVICE void end_runs(const PlanArgs& args, const ListItems& all) {
   for (int list = 0; list < kNumRunLists; ++list) {
-    if (args.num_runs[list] == 0) continue;
-    if (thread_index() == 0) args.runs[list][0] = 0;
-    const auto count = static_cast<std::int32_t>(all.count[list]);
-    for (int run = count + thread_index(); run < args.num_runs[list]; run += kPlanThreads) {
-      args.runs[list][run + 1] = count;
-      args.lists[list][run] = Item{};  // thread blocks read it before they know that it is none
+    const std::int64_t num_runs = args.num_runs[list];
+    if (num_runs == 0) continue;
+    const std::int64_t count = all.count[list];
+    if (thread_index() == 0) args.runs[list][num_runs] = static_cast<std::int32_t>(count);
+    for (std::int64_t run = count + thread_index(); run < num_runs; run += kPlanThreads) {
+      args.runs[list][run] = static_cast<std::int32_t>(count);
+      args.run_items[list][run] = Item{};  // thread blocks read it before they know it is none
     }
   }
 }
@@ -264,7 +275,7 @@ QUIRE_DEVICE void plan_items(const PlanArgs& args) {
     sync_block();
   }
   if (block_index() != 0) return;
-  begin_runs(args, all);
+  end_runs(args, all);
   if (thread != 0) return;
   for (int list = 0; list < kNumLists; ++list) {
     args.counts->items[list] = static_cast<std::int32_t>(items_before(shared, 0, list));

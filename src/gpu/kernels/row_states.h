@@ -78,6 +78,7 @@ QUIRE_DEVICE void merge_row(const AttendArgs& args, const Item& item, int row, i
   const std::int64_t first_row = item.partial_row - (item.split - first) * split_stride + row;
   const int num_states = item.num_splits - first;
   constexpr int kInFlight = 16;
+  static_assert(kTeam == 2 * kInFlight);
   const auto value_dim = static_cast<int>(args.output.out.shape[2]);
   const OutputRow to = output_row(args, item, row);
   QUIRE_NO_UNROLL
@@ -87,6 +88,20 @@ QUIRE_DEVICE void merge_row(const AttendArgs& args, const Item& item, int row, i
     float maximum = negative_infinity();
     QUIRE_NO_UNROLL
     for (int begin = 0; begin < num_states; begin += kTeam) {
+      const int count = num_states - begin < kTeam ? num_states - begin : kTeam;
+      Float4 values[2][kInFlight];  // those after are on their way while some are folded
+      const auto load_values = [&](int state, Float4(&group)[kInFlight]) {
+        QUIRE_UNROLL
+        for (int i = 0; i < kInFlight; ++i) {
+          const std::int64_t at = first_row + (begin + state + i) * split_stride;
+          const bool is_there = (state + i < count) & (dim < value_dim);
+          group[i] = is_there ? load_shared_by_blocks(reinterpret_cast<const Float4*>(
+                                    args.partial_values + at * args.value_stride + dim))
+                              : Float4{0.0F, 0.0F, 0.0F, 0.0F};
+        }
+      };
+      load_values(0, values[0]);
+      load_values(kInFlight, values[1]);
       // A state a lane: its maximum and sum are loaded once, and its factors handed out as its
       // values are folded.
       const bool is_state = begin + lane() < num_states;
@@ -101,29 +116,21 @@ QUIRE_DEVICE void merge_row(const AttendArgs& args, const Item& item, int row, i
       }
       const float last = shuffle(after, lane() > 0 ? lane() - 1 : 0);
       const FoldFactors own = fold_factors(lane() > 0 ? last : maximum, of_state, after);
-      const int count = num_states - begin < kTeam ? num_states - begin : kTeam;
-      QUIRE_NO_UNROLL
-      for (int state = 0; state < count; state += kInFlight) {
-        Float4 values[kInFlight];
+      QUIRE_UNROLL
+      for (int state = 0; state < kTeam; state += kInFlight) {
+        if (state >= count) break;
         QUIRE_UNROLL
         for (int i = 0; i < kInFlight; ++i) {
-          const std::int64_t at = first_row + (begin + state + i) * split_stride;
-          const bool is_there = (state + i < count) & (dim < value_dim);
-          values[i] = is_there ? load_shared_by_blocks(reinterpret_cast<const Float4*>(
-                                     args.partial_values + at * args.value_stride + dim))
-                               : Float4{0.0F, 0.0F, 0.0F, 0.0F};
-        }
-        QUIRE_UNROLL
-        for (int i = 0; i < kInFlight; ++i) {
-          const int from = (state + i) % kTeam;
+          const int from = state + i;
           const FoldFactors factors{shuffle(own.kept, from), shuffle(own.added, from)};
           const float next_sum = shuffle(sum_of_state, from);
           if (state + i >= count) continue;
+          const Float4& value = values[state / kInFlight][i];
           sum = fold_value(factors, sum, next_sum);
-          total[0] = fold_value(factors, total[0], values[i].x);
-          total[1] = fold_value(factors, total[1], values[i].y);
-          total[2] = fold_value(factors, total[2], values[i].z);
-          total[3] = fold_value(factors, total[3], values[i].w);
+          total[0] = fold_value(factors, total[0], value.x);
+          total[1] = fold_value(factors, total[1], value.y);
+          total[2] = fold_value(factors, total[2], value.z);
+          total[3] = fold_value(factors, total[3], value.w);
         }
       }
       maximum = shuffle(after, kTeam - 1);
@@ -135,16 +142,21 @@ QUIRE_DEVICE void merge_row(const AttendArgs& args, const Item& item, int row, i
   }
 }
 
-// Four threads bring an item to shared memory, a piece each; what the load returns is needed only
-// when it is stored. Items up to the room of the list may be loaded.
-QUIRE_DEVICE Sixteen load_item_piece(const AttendArgs& args, int index) {
-  constexpr int kPieces = sizeof(Item) / sizeof(Sixteen);
-  if (thread_index() >= kPieces) return {};
-  return reinterpret_cast<const Sixteen*>(args.items + index)[thread_index()];
+// Four threads bring an item to shared memory, a piece each: through registers, where what the load
+// returns is needed only when it is stored, or asynchronously, with the copies of their teams' next
+// groups.
+inline constexpr int kItemPieces = sizeof(Item) / sizeof(Sixteen);
+QUIRE_DEVICE Sixteen load_item_piece(const Item* item) {
+  if (thread_index() >= kItemPieces) return {};
+  return reinterpret_cast<const Sixteen*>(item)[thread_index()];
 }
 QUIRE_DEVICE void store_item_piece(Item* to, const Sixteen& piece) {
-  constexpr int kPieces = sizeof(Item) / sizeof(Sixteen);
-  if (thread_index() < kPieces) reinterpret_cast<Sixteen*>(to)[thread_index()] = piece;
+  if (thread_index() < kItemPieces) reinterpret_cast<Sixteen*>(to)[thread_index()] = piece;
+}
+QUIRE_DEVICE void copy_item_piece(Item* to, const Item* item) {
+  if (thread_index() >= kItemPieces) return;
+  async_copy16(reinterpret_cast<Sixteen*>(to) + thread_index(),
+               reinterpret_cast<const Sixteen*>(item) + thread_index(), true);
 }
 
 // Counts splits of a unit whose states all threads of the block have written before the last
@@ -165,17 +177,16 @@ QUIRE_DEVICE int add_splits(const AttendArgs& args, const Item& item, int count,
 
 // All threads of the block: the rows of a unit whose splits are all there.
 QUIRE_DEVICE void merge_rows(const AttendArgs& args, const Item& item, int first) {
-  fence();
   for (int row = team(); row < item.num_rows; row += num_threads() / kTeam) {
     merge_row(args, item, row, first);
   }
 }
 
-// The last thread block makes the counters ready for the next layer.
+// The last thread block of all that share the list makes the counters ready for the next layer.
 QUIRE_DEVICE void finish_items(const AttendArgs& args) {
   if (thread_index() != 0) return;
   fence();
-  if (atomic_add(args.done, 1) != num_blocks() - 1) return;
+  if (atomic_add(args.done, 1) != args.num_blocks - 1) return;
   fence();  // after the last atomics of all others
   *args.next_item = 0;
   *args.done = 0;
