@@ -63,7 +63,10 @@ void print_ceilings(const CeilingValues& values) {
 
 // On a device the time of a layer, and of what all layers share.
 void print_device_times(const Result& result) {
-  if (result.layers_per_plan > 0) {
+  if (result.gather_seconds > 0) {
+    fmt::print("    {}: apart from it, {} for the gather of every layer, {} of planning\n",
+               result.timing, time_text(result.gather_seconds), time_text(result.setup_seconds));
+  } else if (result.layers_per_plan > 0) {
     fmt::print("    {}: {} and 1/{} of planning, {}\n", result.timing,
                time_text(result.layer_seconds), result.layers_per_plan,
                time_text(result.setup_seconds));
@@ -139,6 +142,7 @@ void print_markdown_row(const Result& r) {
   if (r.ratio_to_baseline > 0) {
     more = fmt::format("; {:.2f}x the time of {}", r.ratio_to_baseline, r.baseline);
   }
+  if (r.gather_seconds > 0) more += fmt::format("; gather apart {}", time_text(r.gather_seconds));
   if (r.layers_per_plan > 0) more += fmt::format("; planning {}", time_text(r.setup_seconds));
   fmt::print("| {} | {} | {} | {} | {} | {:.1f} % | {}{} |\n", r.name, r.candidate(), r.threads,
              time_text(r.typical_seconds()), rate_text(r), 100 * r.share_of_ceiling, r.ceiling,

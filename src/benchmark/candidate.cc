@@ -35,6 +35,16 @@ std::vector<std::string> default_backends() {
   return names;
 }
 
+// A backend that computes in several places, named without one, is meant where the others compute:
+// beside "cuda" its level of that name. Empty: the best.
+std::string level_beside(const std::vector<std::string>& levels,
+                         const std::vector<std::string>& backends) {
+  for (const std::string& level : levels) {
+    if (std::find(backends.begin(), backends.end(), level) != backends.end()) return level;
+  }
+  return "";
+}
+
 // A level that some backends have and others do not is meant for those that have it.
 std::vector<Named> expand(const CandidateChoice& choice) {
   std::vector<Named> named;
@@ -52,7 +62,7 @@ std::vector<Named> expand(const CandidateChoice& choice) {
     const std::vector<std::string> levels =
         entry != nullptr ? entry->isa_levels() : std::vector<std::string>();
     if (levels.empty() || choice.levels.empty()) {
-      named.push_back({backend, ""});
+      named.push_back({backend, level_beside(levels, backends)});
       continue;
     }
     const bool all = choice.levels.front() == "all";
@@ -94,9 +104,13 @@ std::vector<Candidate> make_candidates(const CandidateChoice& choice) {
         if (is_there) continue;  // threads of the host are nothing to it
         candidate.num_threads = 0;
         candidate.meter = make_plugin_meter(named.backend);
+        // A meter works on the memory and the streams of any backend of its device.
+        if (candidate.meter == nullptr) {
+          candidate.meter = make_plugin_meter(device_kind_name(info.device.kind));
+        }
         if (candidate.meter == nullptr) {
           fail(ErrorCode::kUnsupported, "backend ", named.backend,
-               " computes on a device and offers no clock of it");
+               " computes on a device, and neither it nor a backend of that name offers a clock");
         }
       }
       candidates.push_back(std::move(candidate));

@@ -22,9 +22,11 @@ struct Candidate {
 };
 
 struct CandidateChoice {
-  std::vector<std::string> backends;  // "cpu" or "cpu:avx2"; empty: all that may be chosen unnamed
-  std::vector<std::string> levels;    // for backends named without one; "all"; empty: the best
-  std::vector<int> num_threads;       // 0 or empty: as many as the process may run on
+  // "cpu" or "cpu:avx2"; empty: all that may be chosen unnamed. One that has a level of the name of
+  // another is meant at that one: "cuda,torch" is torch:cuda.
+  std::vector<std::string> backends;
+  std::vector<std::string> levels;  // for backends named without one; "all"; empty: the best
+  std::vector<int> num_threads;     // 0 or empty: as many as the process may run on
 };
 
 // Every backend at every level on every number of threads, those of devices once. Throws what

@@ -9,6 +9,7 @@
 #include "benchmark/loaded_case.h"
 #include "benchmark/runner.h"
 #include "benchmark/statistics.h"
+#include "registry/dense_stages.h"
 
 namespace quire::benchmark {
 namespace {
@@ -32,6 +33,11 @@ constexpr int kPlanEnd = kCallsBegin + 3;
 bool is_copy(Operation operation) {
   return operation == Operation::kCopy || operation == Operation::kSwapOut ||
          operation == Operation::kSwapIn;
+}
+
+// Gathers K and V before its library attends: the two are timed apart, and it plans on the host.
+bool is_dense(const Candidate& candidate) {
+  return dynamic_cast<DenseStages*>(candidate.instance.get()) != nullptr;
 }
 
 // The limit that bounds a case, its name, and the time that it allows.
@@ -108,7 +114,10 @@ class DeviceMeasurement final : public Measurement {
         stream_(stream),
         num_layers_(c.cache.num_layers()),
         loaded_(backend_, *c.shared.description, c.shared.outline, c.shared.arrangement, c.spec,
-                c.cache, {.stream = stream, .metadata_on_device = true}),
+                c.cache,
+                {.stream = stream,
+                 .metadata_on_device = !is_dense(c.candidate),
+                 .gathered = is_dense(c.candidate)}),
         bound_(c.shared, ceilings) {}
 
   // False, with a reason, where the output is nonsense.
@@ -128,11 +137,9 @@ class DeviceMeasurement final : public Measurement {
     }
     result.host_seconds = median(host_seconds);
     if (is_copy(operation_)) {
-      result.timing = "queued";
-      calls_ = kQueuedCalls;
-      const double cover = 2 * result.host_seconds * static_cast<double>(calls_);
-      const double fillers = std::ceil(cover / ceilings_.typical_seconds(bound_.probe()));
-      num_fillers_ = std::clamp<std::int64_t>(static_cast<std::int64_t>(fillers), 1, kMaxFillers);
+      queue(result);
+    } else if (loaded_.is_gathered()) {
+      warm_up_dense(min_sample_seconds, result);
     } else {
       result.timing = "graph";
       record(min_sample_seconds);
@@ -155,12 +162,7 @@ class DeviceMeasurement final : public Measurement {
     }
     meter_.set_mark(kCallsEnd, stream_);
     ceilings_.enqueue(bound_.probe(), 1);
-    if (plan_ != nullptr) {
-      plan_->replay(stream_);
-      meter_.set_mark(kPlanBegin, stream_);
-      plan_->replay(stream_);
-      meter_.set_mark(kPlanEnd, stream_);
-    }
+    enqueue_apart();
     backend_.memory().synchronize(stream_);
     loaded_.raise_faults();
 
@@ -168,6 +170,10 @@ class DeviceMeasurement final : public Measurement {
     sample.seconds = std::max(meter_.seconds_between(kCallsBegin, kCallsEnd), 1e-9) /
                      static_cast<double>(calls_ * num_replays_);
     layer_seconds_.push_back(sample.seconds);
+    if (loaded_.is_gathered()) {
+      gather_seconds_.push_back(meter_.seconds_between(kPlanBegin, kPlanEnd) /
+                                static_cast<double>(num_layers_));
+    }
     if (plan_ != nullptr) {
       plan_seconds_.push_back(meter_.seconds_between(kPlanBegin, kPlanEnd) /
                               static_cast<double>(kPlansPerRecording));
@@ -181,12 +187,55 @@ class DeviceMeasurement final : public Measurement {
 
   void finish(Result& result) const override {
     if (!layer_seconds_.empty()) result.layer_seconds = median(layer_seconds_);
+    if (!gather_seconds_.empty()) result.gather_seconds = median(gather_seconds_);
     if (plan_seconds_.empty()) return;
     result.setup_seconds = median(plan_seconds_);
     if (operation_ == Operation::kAttend) result.layers_per_plan = kLayersPerPlan;
   }
 
  private:
+  // Plain calls, enqueued while the device is still busy with probes.
+  void queue(Result& result) {
+    result.timing = "queued";
+    calls_ = kQueuedCalls;
+    num_replays_ = 1;
+    const double cover = 2 * result.host_seconds * static_cast<double>(calls_);
+    const double fillers = std::ceil(cover / ceilings_.typical_seconds(bound_.probe()));
+    num_fillers_ = std::clamp<std::int64_t>(static_cast<std::int64_t>(fillers), 1, kMaxFillers);
+  }
+
+  // A library that is not ours may do what no recording holds.
+  void warm_up_dense(double min_sample_seconds, Result& result) {
+    std::vector<double> setups;
+    for (int i = 0; i < 5; ++i) setups.push_back(seconds_of([&] { loaded_.prepare(); }));
+    result.setup_seconds = median(setups);
+    result.timing = "graph";
+    try {
+      record(min_sample_seconds);
+    } catch (const Error& error) {
+      recording_.reset();
+      gather_.reset();
+      queue(result);
+      result.notes = concat("cannot be recorded: ", error.what());
+    }
+    loaded_.rewind();
+  }
+
+  // What is timed beside the calls: planning, or the gather of a dense peer.
+  void enqueue_apart() {
+    DeviceRecording* const apart = plan_ != nullptr ? plan_.get() : gather_.get();
+    if (apart != nullptr) {
+      apart->replay(stream_);
+      meter_.set_mark(kPlanBegin, stream_);
+      apart->replay(stream_);
+      meter_.set_mark(kPlanEnd, stream_);
+    } else if (loaded_.is_gathered()) {
+      meter_.set_mark(kPlanBegin, stream_);
+      for (std::int64_t i = 0; i < num_layers_; ++i) loaded_.enqueue_gather();
+      meter_.set_mark(kPlanEnd, stream_);
+    }
+  }
+
   // Whole rounds over the layers of the cache, so that a replay finds none that it just left.
   void record(double min_sample_seconds) {
     meter_.set_mark(kCallsBegin, stream_);
@@ -206,6 +255,15 @@ class DeviceMeasurement final : public Measurement {
           for (std::int64_t i = 0; i < calls_; ++i) loaded_.enqueue();
         },
         stream_);
+    if (loaded_.is_gathered()) {
+      loaded_.rewind();
+      gather_ = meter_.record(
+          [this] {
+            for (std::int64_t i = 0; i < num_layers_; ++i) loaded_.enqueue_gather();
+          },
+          stream_);
+      return;
+    }
     if (operation_ != Operation::kAttend && operation_ != Operation::kStep) return;
     plan_ = meter_.record(
         [this] {
@@ -224,49 +282,13 @@ class DeviceMeasurement final : public Measurement {
   DeviceBound bound_;
   std::unique_ptr<DeviceRecording> recording_;
   std::unique_ptr<DeviceRecording> plan_;
-  std::int64_t calls_ = 1;  // of a recording, or of a sample
+  std::unique_ptr<DeviceRecording> gather_;  // of all layers
+  std::int64_t calls_ = 1;                   // of a recording, or of a sample
   std::int64_t num_replays_ = 1;
   std::int64_t num_fillers_ = 0;
   std::vector<double> layer_seconds_;
   std::vector<double> plan_seconds_;
-};
-
-// Candidates with memory of the host, beside those of the device.
-class WallMeasurement final : public Measurement {
- public:
-  WallMeasurement(const CaseOnCandidate& c, DeviceCeilings& ceilings)
-      : ceilings_(ceilings),
-        loaded_(*c.candidate.instance, *c.shared.description, c.shared.outline,
-                c.shared.arrangement, c.spec, c.cache, {}),
-        bound_(c.shared, ceilings) {}
-
-  bool warm_up(Result& result) {
-    const double first_call = seconds_of([&] { loaded_.call(); });
-    result.first_seconds = loaded_.first_prepare_seconds() + first_call;
-    result.ceiling = bound_.name();
-    if (!loaded_.output_is_finite()) {
-      result.reason = "the output is not finite";
-      return false;
-    }
-    result.setup_seconds = seconds_of([&] { loaded_.prepare(); });
-    result.notes = "K and V come from host memory in every call";
-    return true;
-  }
-
-  Sample sample() override {
-    ceilings_.enqueue(bound_.probe(), 0);
-    const double before = bound_.roof_seconds(ceilings_.collect(0));
-    Sample sample;
-    sample.seconds = seconds_of([&] { loaded_.call(); });
-    ceilings_.enqueue(bound_.probe(), 0);
-    sample.roof_seconds = (before + bound_.roof_seconds(ceilings_.collect(0))) / 2;
-    return sample;
-  }
-
- private:
-  DeviceCeilings& ceilings_;
-  LoadedCase loaded_;
-  DeviceBound bound_;
+  std::vector<double> gather_seconds_;
 };
 
 class DeviceInstrument final : public Instrument {
@@ -283,21 +305,13 @@ class DeviceInstrument final : public Instrument {
   DeviceInstrument& operator=(const DeviceInstrument&) = delete;
 
   std::int64_t cold_bytes() const override { return options_.cache_multiple * facts_.cache_bytes; }
-  std::int64_t free_bytes(const Candidate& candidate) override {
-    return candidate.meter != nullptr ? meter_.free_memory_bytes() : available_memory_bytes();
-  }
+  std::int64_t free_bytes(const Candidate&) override { return meter_.free_memory_bytes(); }
   double patience_seconds() const override { return 4; }
 
   std::unique_ptr<Measurement> load(const CaseOnCandidate& c, Result& result) override {
-    if (c.candidate.meter == nullptr) {
-      const Operation operation = c.shared.description->operation;
-      if (operation != Operation::kAttend && operation != Operation::kStep) {
-        result.reason = "stores and copies on the host";
-        return nullptr;
-      }
-      auto wall = std::make_unique<WallMeasurement>(c, ceilings_);
-      if (!wall->warm_up(result)) return nullptr;
-      return wall;
+    if (is_dense(c.candidate) && c.shared.description->operation == Operation::kStep) {
+      result.reason = "prepare waits for the host: a step cannot be recorded";
+      return nullptr;
     }
     auto measurement = std::make_unique<DeviceMeasurement>(c, meter_, ceilings_, stream_);
     if (!measurement->warm_up(options_.min_sample_seconds, result)) return nullptr;

@@ -6,8 +6,10 @@
 //           of what planning takes, which serves all layers of a step.
 //   queued  copies take lists from the host, so that nothing can be recorded: plain calls, enqueued
 //           while the device is still busy.
-//   wall    candidates that compute on the device and keep K and V on the host: the host's clock
-//           around plain calls, against the same limits.
+//
+// Peers over dense libraries (registry/dense_stages.h) gather K and V of every layer first. Their
+// time is that of attention over what was gathered, and the gather is told apart; where their
+// library cannot be recorded, calls are queued.
 #pragma once
 
 #include <memory>

@@ -115,6 +115,22 @@ LoadedCase::LoadedCase(AttentionBackend& backend, const BenchCase& c, const Prob
   prepare();
   first_prepare_seconds_ =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  if (options.gathered && c.operation == Operation::kAttend) gather_all();
+}
+
+void LoadedCase::gather_all() {
+  stages_ = dynamic_cast<DenseStages*>(&backend_);
+  if (stages_ == nullptr) return;
+  for (int i = 0; i < cache_.num_layers(); ++i) {
+    gathered_.push_back(stages_->make_gathered(*prepared_));
+  }
+  for (int i = 0; i < cache_.num_layers(); ++i) enqueue_gather();
+  backend_.memory().synchronize(options_.stream);
+}
+
+void LoadedCase::enqueue_gather() {
+  stages_->gather(*prepared_, cache_.next(), *gathered_[next_gathered_], options_.stream);
+  next_gathered_ = (next_gathered_ + 1) % gathered_.size();
 }
 
 void LoadedCase::prepare() {
@@ -124,6 +140,7 @@ void LoadedCase::prepare() {
 void LoadedCase::rewind() noexcept {
   cache_.rewind();
   next_new_kv_ = 0;
+  next_gathered_ = 0;
 }
 
 void LoadedCase::raise_faults() {
@@ -152,7 +169,13 @@ void LoadedCase::enqueue() {
   const KvCacheView& cache = cache_.next();
   switch (case_.operation) {
     case Operation::kAttend:
-      attend(cache, next_new_kv());
+      if (is_gathered()) {
+        stages_->attend_gathered(*prepared_, params_, q_, *gathered_[next_gathered_],
+                                 {.out = out_, .lse = {}}, options_.stream);
+        next_gathered_ = (next_gathered_ + 1) % gathered_.size();
+      } else {
+        attend(cache, next_new_kv());
+      }
       break;
     case Operation::kStep:
       prepare();

@@ -13,6 +13,7 @@
 #include "conformance/batch_arrays.h"
 #include "conformance/problem.h"
 #include "quire/backend.h"
+#include "registry/dense_stages.h"
 
 namespace quire::benchmark {
 
@@ -25,6 +26,8 @@ class LoadedCase {
   struct Options {
     Stream stream;                    // of all calls
     bool metadata_on_device = false;  // so that prepare can be recorded
+    // Attend works on K and V that were gathered before, if the backend has stages.
+    bool gathered = false;
   };
 
   // All must outlive it. `spec` has the layout of the cache.
@@ -38,6 +41,10 @@ class LoadedCase {
   void call();
   // The part of a step that all layers share: validates and plans. Not for copies.
   void prepare();
+  // Whether attend works on gathered K and V; then enqueue_gather() gathers those of the next layer
+  // again, into the same memory.
+  bool is_gathered() const noexcept { return !gathered_.empty(); }
+  void enqueue_gather();
   // The next operation is on the first layer.
   void rewind() noexcept;
   // Throws what a device found wrong with the batch by now.
@@ -53,6 +60,7 @@ class LoadedCase {
   void append(const KvCacheView& cache, const NewKv& new_kv);
   void attend(const KvCacheView& cache, const NewKv& new_kv);
   NewKv next_new_kv();
+  void gather_all();
 
   AttentionBackend& backend_;
   const BenchCase& case_;
@@ -69,6 +77,9 @@ class LoadedCase {
   std::size_t next_new_kv_ = 0;
   std::unique_ptr<WorkspaceBuffer> workspace_;
   std::unique_ptr<PreparedBatch> prepared_;
+  DenseStages* stages_ = nullptr;                      // of the backend, if they are used
+  std::vector<std::unique_ptr<GatheredKv>> gathered_;  // by layer
+  std::size_t next_gathered_ = 0;
   double first_prepare_seconds_ = 0;
   std::vector<BlockCopy> copies_;
   std::unique_ptr<KvCache> host_cache_;  // the other end of a swap

@@ -87,6 +87,7 @@ Json result_json(const Result& result) {
                    {"layer_seconds", result.layer_seconds},
                    {"layers_per_plan", result.layers_per_plan},
                    {"host_seconds", result.host_seconds},
+                   {"gather_seconds", result.gather_seconds},
                    {"rounds", result.rounds},
                    {"spread", result.spread},
                    {"bytes", result.bytes},

@@ -190,10 +190,14 @@ void RotatingCache::fill_opaque(AttentionBackend& backend, const AttentionSpec& 
 }
 
 bool RotatingCache::serves(AttentionBackend& backend, const KvLayout& layout) const noexcept {
-  return &backend.memory() == memory_ && layout.id == layout_.id &&
-         layout.block_bytes == layout_.block_bytes && layout.alignment == layout_.alignment &&
-         layout.v_offset_bytes == layout_.v_offset_bytes && layout.k_strides == layout_.k_strides &&
-         layout.v_strides == layout_.v_strides && !is_opaque(layout.id);
+  // Backends of one device read each other's memory.
+  const Device device = backend.memory().device();
+  const bool same_memory =
+      &backend.memory() == memory_ || (!device.is_host() && device == memory_->device());
+  return same_memory && layout.id == layout_.id && layout.block_bytes == layout_.block_bytes &&
+         layout.alignment == layout_.alignment && layout.v_offset_bytes == layout_.v_offset_bytes &&
+         layout.k_strides == layout_.k_strides && layout.v_strides == layout_.v_strides &&
+         !is_opaque(layout.id);
 }
 
 const KvCacheView& RotatingCache::next() noexcept {

@@ -98,19 +98,15 @@ class Runner {
     return c.baseline.empty() ? c.c.name : c.baseline;
   }
 
-  // What computes on a device but keeps its memory on the host is held to the device's limits.
-  static bool is_beside(const Candidate& candidate, const Candidate& owner) {
-    return candidate.meter == nullptr &&
-           candidate.isa == device_kind_name(owner.instance->info().device.kind);
-  }
-
   void make_instruments() {
     for (const Candidate& owner : candidates_) {
-      if (owner.meter == nullptr) continue;
+      if (owner.meter == nullptr || instruments_.contains(&owner)) continue;
+      // All that compute on a device are held to the same probes of it.
+      const Device device = owner.instance->info().device;
       report_.devices.push_back(owner.meter->facts());
       device_instruments_.push_back(make_device_instrument(owner, options_));
       for (const Candidate& candidate : candidates_) {
-        if (&candidate == &owner || is_beside(candidate, owner)) {
+        if (candidate.meter != nullptr && candidate.instance->info().device == device) {
           instruments_.emplace(&candidate, device_instruments_.back().get());
         }
       }

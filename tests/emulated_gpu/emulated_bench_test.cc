@@ -107,25 +107,18 @@ TEST(EmulatedBench, ReportSaysWhichDeviceAndItsCeilings) {
   EXPECT_THAT(html_page(report), ::testing::HasSubstr("emulated GPU"));
 }
 
-TEST(EmulatedBench, HostCandidatesOfTheDeviceAreHeldToItsCeilings) {
-  std::vector<Candidate> candidates{emulated_candidate()};
-  candidates.push_back({.backend = "reference",
-                        .isa = device_kind_name(DeviceKind::kCustom),
-                        .num_threads = 1,
-                        .instance = make_backend("reference"),
-                        .meter = nullptr});
-  const Report report = run_benchmarks({tiny_case("attend", {.batch = "q1@20*2"}),
-                                        tiny_case("append", {.batch = "q4@4"}, Operation::kAppend)},
-                                       candidates, tiny_options());
-  ASSERT_EQ(report.results.size(), 4U);
-  EXPECT_EQ(report.results[3].reason, "stores and copies on the host");
-  ASSERT_EQ(report.ceilings.size(), 1U);  // none of the host
-  const Result& beside = report.results[1];
-  EXPECT_EQ(beside.reason, "");
-  EXPECT_EQ(beside.timing, "wall");
-  EXPECT_EQ(beside.ceiling, report.results[0].ceiling);
-  EXPECT_GT(beside.ratio_to_first, 0);
-  EXPECT_THAT(beside.notes, ::testing::HasSubstr("host memory"));
+TEST(EmulatedBench, CandidatesOfADeviceShareItsCeilingsAndCaches) {
+  const std::vector<Candidate> candidates{emulated_candidate(), emulated_candidate()};
+  const Report report =
+      run_benchmarks({tiny_case("attend", {.batch = "q1@20*2"})}, candidates, tiny_options());
+  ASSERT_EQ(report.results.size(), 2U);
+  EXPECT_EQ(report.devices.size(), 1U);
+  EXPECT_EQ(report.ceilings.size(), 1U);
+  EXPECT_EQ(report.results[1].reason, "");
+  EXPECT_EQ(report.results[1].timing, "graph");
+  EXPECT_EQ(report.results[1].ceiling, report.results[0].ceiling);
+  EXPECT_EQ(report.results[1].gather_seconds, 0);  // it reads blocks where they lie
+  EXPECT_GT(report.results[1].ratio_to_first, 0);
 }
 
 TEST(EmulatedBench, AReasonStandsWhereTheDeviceRefuses) {

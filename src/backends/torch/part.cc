@@ -271,8 +271,7 @@ void attend_part(const PartCall& call, const dense::QueryPart& queries, std::int
                           .k = scratch.k,
                           .v = scratch.v,
                           .mask = masked ? scratch.mask : nullptr,
-                          .scale = call.params.scale,
-                          .where = call.where};
+                          .scale = call.params.scale};
     run(problem, scratch.out, part.needs_lse() ? scratch.lse : nullptr);
     add_values(part, problem, values_not_finite);
   }

@@ -49,7 +49,6 @@ struct PartCall {
   const TensorView& q;
   const KvCacheView& cache;
   const AttentionOutput& output;
-  Where where = Where::kCpu;
 };
 
 // Writes out and lse of the part. REQUIRES: a SerialRegion. Throws as run().

@@ -33,7 +33,6 @@ at::Tensor view(const void* data, std::int64_t rows, std::int64_t columns, at::S
   return at::from_blob(const_cast<void*>(data), {1, 1, rows, columns}, type);
 }
 
-// The inputs where they are computed with.
 struct Inputs {
   at::Tensor q;
   at::Tensor k;
@@ -48,12 +47,6 @@ Inputs view_inputs(const Problem& p) {
                 .v = view(p.v, p.keys, p.dims, type),
                 .mask = std::nullopt};
   if (p.mask != nullptr) inputs.mask = view(p.mask, p.rows, p.keys, at::kFloat);
-  if (p.where == Where::kCpu) return inputs;
-  inputs.q = inputs.q.to(at::kCUDA);
-  inputs.k = inputs.k.to(at::kCUDA);
-  inputs.v = inputs.v.to(at::kCUDA);
-  // The kernels of CUDA want the mask in the type of the query.
-  if (inputs.mask) inputs.mask = inputs.mask->to(at::kCUDA, type);
   return inputs;
 }
 

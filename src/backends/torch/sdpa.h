@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PyTorch's scaled dot product attention on dense memory: the one border to libtorch, free of its
-// headers.
+// PyTorch's scaled dot product attention on dense memory of the host, free of the headers of
+// libtorch.
 //
 // Torch has OpenMP threads of its own. While a SerialRegion lives, torch's calls of this thread run
 // on this thread alone, so quire's pool is all the parallelism there is; the setting of the caller
@@ -15,8 +15,6 @@
 
 namespace quire::torch_sdpa {
 
-enum class Where : std::uint8_t { kCpu, kCuda };
-
 // One head. Every row sees every key but for the mask.
 struct Problem {
   DType dtype = DType::kF32;  // f32, f16 or bf16
@@ -28,10 +26,9 @@ struct Problem {
   const void* v = nullptr;      // [keys, dims]
   const float* mask = nullptr;  // [rows, keys], added to the scores; or none
   float scale = 1.0F;
-  Where where = Where::kCpu;
 };
 
-// Writes out [rows, dims] and, unless null, lse [rows] (on the CPU alone). Rows that see no key are
+// Writes out [rows, dims] and, unless null, lse [rows]. Rows that see no key are
 // whatever torch makes of them. Throws Error(kDevice) with torch's words, and Error(kUnsupported)
 // if torch would round the scores of a 16-bit problem (its math path).
 void run(const Problem& problem, float* out, float* lse);

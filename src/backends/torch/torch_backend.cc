@@ -3,6 +3,7 @@
 
 #include "backends/dense/batch_parts.h"
 #include "backends/dense/dense_backend.h"
+#include "backends/torch/device_backend.h"
 #include "backends/torch/part.h"
 #include "backends/torch/sdpa.h"
 #include "base/check.h"
@@ -37,12 +38,12 @@ class TorchPrepared final : public PreparedBatch {
 
 class TorchBackend final : public dense::DenseBackend {
  public:
-  TorchBackend(const BackendOptions& options, Where where) : DenseBackend(options), where_(where) {}
+  explicit TorchBackend(const BackendOptions& options) : DenseBackend(options) {}
 
   BackendInfo info() const override {
     return {.name = "torch",
             .version = version(),
-            .isa = where_ == Where::kCpu ? "cpu" : "cuda",
+            .isa = "cpu",
             .device = {},
             .batch_invariant = false};
   }
@@ -53,11 +54,6 @@ class TorchBackend final : public dense::DenseBackend {
     if (spec.features.softcap) {
       support.reasons.emplace_back(
           "softcap: scaled_dot_product_attention lets nothing happen between its two products");
-    }
-    if (where_ == Where::kCpu) return;
-    if (spec.features.lse || spec.features.sinks) {
-      support.reasons.emplace_back(
-          "lse and sinks on CUDA: only the CPU's kernel gives the log-sum-exp under a mask");
     }
   }
 
@@ -87,8 +83,7 @@ class TorchBackend final : public dense::DenseBackend {
                         .batch = prepared.batch(),
                         .q = q,
                         .cache = source.cache,
-                        .output = output,
-                        .where = where_};
+                        .output = output};
     const std::int64_t num_heads = call.spec.num_kv_heads;
     const std::int64_t num_items = mine.parts.size() * num_heads;
     run_items(call.spec, num_items, [&](std::int64_t item, int thread) {
@@ -99,9 +94,6 @@ class TorchBackend final : public dense::DenseBackend {
                   mine.scratch(thread));
     });
   }
-
- private:
-  Where where_;
 };
 
 }  // namespace
@@ -119,10 +111,9 @@ std::unique_ptr<AttentionBackend> make_torch_backend(const BackendOptions& optio
   if (options.isa == "cuda") {
     const std::string missing = torch_sdpa::missing_for_cuda();
     if (!missing.empty()) fail(ErrorCode::kUnsupported, "torch cannot use CUDA here: ", missing);
+    return torch_sdpa::make_cuda_backend();
   }
-  const bool cuda = options.isa == "cuda";
-  return std::make_unique<torch_sdpa::TorchBackend>(
-      options, cuda ? torch_sdpa::Where::kCuda : torch_sdpa::Where::kCpu);
+  return std::make_unique<torch_sdpa::TorchBackend>(options);
 }
 
 std::string torch_version() {

@@ -13,7 +13,8 @@
 
 namespace quire {
 
-// Levels are where torch computes: "cpu", and "cuda" where it can. Memory is the host's.
+// Levels are where torch computes, and where its caches lie: "cpu" and host memory, and "cuda" and
+// device memory where it can.
 std::vector<std::string> torch_levels();
 std::unique_ptr<AttentionBackend> make_torch_backend(const BackendOptions& options);
 std::string torch_version();
