@@ -81,7 +81,16 @@ class Call {
                                       : all.index_select(0, rows());
     q = q.to(type_);
     if (dims_ != spec_.head_dim) q = at::constant_pad_nd(q, {0, dims_ - spec_.head_dim});
-    return q.stride(2) == 1 ? q : q.contiguous();
+    return is_aligned(q) ? q : q.clone(at::MemoryFormat::Contiguous);
+  }
+
+  // Kernels read 16 bytes at a time.
+  static bool is_aligned(const at::Tensor& q) {
+    const auto is_even = [&](std::int64_t elements) {
+      return elements * static_cast<std::int64_t>(q.element_size()) % 16 == 0;
+    };
+    return reinterpret_cast<std::uintptr_t>(q.data_ptr()) % 16 == 0 && is_even(q.stride(0)) &&
+           is_even(q.stride(1)) && q.stride(2) == 1;
   }
 
   // K or V as [sequences, keys, heads, dims].
