@@ -36,7 +36,7 @@ class Packer {
     if (size_bytes > 0) {
       std::memcpy(staging_ + used_, list.data(), static_cast<std::size_t>(size_bytes));
     }
-    const at::Tensor there =
+    at::Tensor there =
         view_list(reinterpret_cast<T*>(target_ + used_), std::ssize(list), type, device_);
     used_ += aligned(size_bytes);
     return there;
