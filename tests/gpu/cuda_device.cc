@@ -21,6 +21,8 @@ TestedGpu make_tested_gpu() {
   gpu.split_kv_len = 3000;
   gpu.prefill_len = 200;
   gpu.num_sequences = 2500;
+  gpu.long_kv_len = 8192;
+  gpu.num_long = 120;
   gpu.is_large = true;
   return gpu;
 }

@@ -13,6 +13,8 @@ TestedGpu make_tested_gpu() {
           .split_kv_len = 600,
           .prefill_len = 20,
           .num_sequences = 12,
+          .long_kv_len = 1400,
+          .num_long = 5,
           .is_large = false};
 }
 

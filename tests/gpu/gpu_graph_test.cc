@@ -170,6 +170,62 @@ TEST_F(GpuGraph, SequencesGiveTheSameBitsInBatchesOfEverySize) {
   }
 }
 
+// A thread block's run holds several splits of a unit, and begins and ends in the middle of one:
+// what it folds as it goes, and what is merged of it, are the bits of one split for each thread
+// block.
+TEST_F(GpuGraph, SplitsGiveTheSameBitsInRunsAndAlone) {
+  const int longest = gpu_.long_kv_len;
+  const int pool = longest / kBlockSize + 40;
+  const TwicePlacedCache cache(gpu_, pool, pool);
+  const auto bounds = [&](std::int64_t count) {
+    return BatchBounds{.max_sequences = count,
+                       .max_tokens = 2 * count,
+                       .max_kv_len = longest,
+                       .max_total_kv_len = longest * count,
+                       .max_q_len = 2};
+  };
+  RaggedCalls many(gpu_, cache, bounds(gpu_.num_long));
+  RaggedCalls one(gpu_, cache, bounds(1));
+  Random random(29);
+  std::vector<Sequence> batch;
+  for (int i = 0; i < gpu_.num_long; ++i) {
+    const int kv_len = longest - static_cast<int>(random.below(longest / 8));
+    const int first = static_cast<int>(random.below(40));
+    batch.push_back({1 + i % 2, kv_len, first, random.next(), 0});
+  }
+  const std::vector<Output> rows =
+      split_rows(many.run(batch, Metadata::kRecorded), batch, 2 * gpu_.num_long);
+  for (std::size_t s = 0; s < batch.size(); s += 1 + batch.size() / 6) {
+    const std::vector<Sequence> alone{batch[s]};
+    EXPECT_TRUE(split_rows(one.run(alone, Metadata::kOnHost), alone, 2)[0] == rows[s])
+        << "sequence " << s << " of " << batch[s].q_len << " queries";
+  }
+}
+
+// The plan goes through sequences in rounds of as many as a thread block has threads.
+TEST_F(GpuGraph, SequencesGiveTheSameBitsInEveryRoundOfThePlan) {
+  constexpr std::int64_t kCount = 530;
+  const TwicePlacedCache cache(gpu_, pool(), pool());
+  const auto bounds = [](std::int64_t count) {
+    return BatchBounds{.max_sequences = count,
+                       .max_tokens = count,
+                       .max_kv_len = 16,
+                       .max_total_kv_len = 16 * count,
+                       .max_q_len = 1};
+  };
+  RaggedCalls many(gpu_, cache, bounds(kCount));
+  RaggedCalls one(gpu_, cache, bounds(1));
+  Random random(31);
+  std::vector<Sequence> batch;
+  for (int i = 0; i < kCount; ++i) {
+    batch.push_back(make_sequence(random, 1, 1 + static_cast<int>(random.below(16))));
+  }
+  const std::vector<Output> rows = split_rows(many.run(batch, Metadata::kOnHost), batch, kCount);
+  for (const std::size_t s : {0U, 255U, 256U, 511U, 512U, 529U}) {
+    EXPECT_TRUE(one.run({batch[s]}, Metadata::kOnHost) == rows[s]) << "sequence " << s;
+  }
+}
+
 // Blocks whose elements 32 bits cannot count, written by copies, read by attention and by copies.
 TEST_F(GpuGraph, BlocksBeyondTwoToThe31ElementsAreReached) {
   if (!gpu_.is_large) GTEST_SKIP() << "the emulated device has too little memory";

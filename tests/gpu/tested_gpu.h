@@ -20,6 +20,8 @@ struct TestedGpu {
   int split_kv_len = 0;   // keys that a decode splits
   int prefill_len = 0;    // queries of a chunk of prefill
   int num_sequences = 0;  // decodes that make more items than thread blocks are resident
+  int long_kv_len = 0;    // keys that a decode splits often, and
+  int num_long = 0;       // decodes of so many that a thread block has several splits of each
   bool is_large = false;  // more memory than 32 bits can index
 };
 
