@@ -110,9 +110,10 @@ struct AttendArgs {
   const std::int32_t* num_items = nullptr;
   std::int32_t* next_item = nullptr;
   std::int32_t* done = nullptr;
-  // The thread blocks that share next_item may be of several grids.
-  std::int32_t first_block = 0;  // of this one
-  std::int32_t num_blocks = 0;   // of all
+  // The thread blocks that share next_item may be of two grids.
+  bool is_first_grid = true;
+  std::int32_t num_first_blocks = 0;  // of the first one
+  std::int32_t num_blocks = 0;        // of both
   // The last grid was launched by the same call: it need not have ended.
   bool joins_last_grid = false;
   const std::int32_t* runs = nullptr;  // of the list, a run for each thread block
@@ -144,6 +145,7 @@ struct MergeArgs {
 // Every block id that some row can see must be below num_blocks.
 struct CheckArgs {
   BatchView batch;
+  BatchBounds bounds;
   Mask mask;
   Alignment alignment = Alignment::kAligned;
   std::int32_t block_size = 1;

@@ -21,7 +21,11 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kMinBlocks)
   // This grid may have been launched before the last one ended, and the next may be before this
   // one.
   if constexpr (requires { Kernel::prefetch(args); }) Kernel::prefetch(args);
-  if (!joins_last_grid(args)) gpu::wait_for_last_grid();
+  if (joins_last_grid(args)) {
+    gpu::fence();  // grids before that one have ended: it waited for them
+  } else {
+    gpu::wait_for_last_grid();
+  }
   gpu::let_next_grid_start();
   Kernel::run(args);
   // What waits for this grid waits for those that it joined; one thread block is enough for that,

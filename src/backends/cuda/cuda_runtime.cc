@@ -121,6 +121,8 @@ class CudaRuntime final : public GpuRuntime {
     const std::string what = concat("load the kernels, which this build has for ",
                                     QUIRE_CUDA_ARCHITECTURES, ", on ", architecture());
     check(cudaFuncGetAttributes(&attributes, cuda_kernel(any).function), what.c_str());
+    // What this device runs may have been compiled for an older one, which has none of it.
+    overlaps_ = attributes.ptxVersion >= 90;
   }
 
   DeviceMemory& memory() override { return memory_; }
@@ -137,7 +139,7 @@ class CudaRuntime final : public GpuRuntime {
   }
   int blocks_per_processor(const KernelId& id) override { return instance(id).resident; }
 
-  bool overlaps_grids() const override { return properties_.major >= 9; }
+  bool overlaps_grids() const override { return overlaps_; }
 
   void launch(const KernelId& id, int num_blocks, const void* args, Stream stream) override {
     const Instance& kernel = instance(id);
@@ -151,7 +153,7 @@ class CudaRuntime final : public GpuRuntime {
     config.dynamicSmemBytes = static_cast<std::size_t>(kernel.kernel.shared_bytes);
     config.stream = native(stream);
     config.attrs = &overlap;
-    config.numAttrs = properties_.major >= 9 ? 1 : 0;
+    config.numAttrs = overlaps_ ? 1 : 0;
     check(cudaLaunchKernelExC(&config, kernel.kernel.function, arguments), "launch");
   }
 
@@ -267,6 +269,7 @@ class CudaRuntime final : public GpuRuntime {
 
   int index_;
   CudaMemory memory_;
+  bool overlaps_ = false;  // grids of which the kernels know when others have ended
   cudaDeviceProp properties_{};
   std::mutex mutex_;
   std::map<int, Instance> instances_;

@@ -395,37 +395,50 @@ class GpuBackend final : public AttentionBackend {
   // matrix units and memory are then busy side by side. The other half takes over when the blocks
   // for few rows end.
   void attend_lists(const GpuPrepared& mine, AttendArgs args, int first, int last, Stream stream) {
-    const bool has_few = first < kNumRunLists;
-    const bool has_many = last >= kNumRunLists;
-    const int few_end = std::min(last + 1, kNumRunLists);
-    const ListKernel many = list_kernel(mine, args, kNumRunLists);
-    const std::int64_t num_blocks = fill_device(mine.layout.plan.items, many.resident);
-    std::int64_t first_blocks = 0;
-    if (has_few && has_many && many.is_matrix && runtime_->overlaps_grids()) {
-      first_blocks = std::min<std::int64_t>(
-          num_blocks, std::int64_t{runtime_->num_processors()} * (many.resident / 2));
-    }
-    const auto launch_many = [&](std::int64_t begin, std::int64_t end) {
-      if (begin == end) return;
-      use_list(mine, kNumRunLists, args);
-      args.first_block = static_cast<std::int32_t>(begin);
-      args.num_blocks = static_cast<std::int32_t>(num_blocks);
-      launch(many.id, end - begin, args, stream);
+    const auto launch_next = [&](const KernelId& kernel, std::int64_t num_blocks) {
+      if (num_blocks == 0) return;
+      launch(kernel, num_blocks, args, stream);
       args.joins_last_grid = true;
     };
-    if (has_many) launch_many(0, first_blocks);
-    for (int i = first; i < few_end; ++i) {
-      use_list(mine, i, args);
-      const ListKernel few = list_kernel(mine, args, i);
-      args.first_block = 0;
-      args.num_blocks =
-          few.is_matrix
-              ? mine.layout.num_runs[i]
-              : static_cast<std::int32_t>(fill_device(mine.layout.plan.items, few.resident));
-      launch(few.id, args.num_blocks, args, stream);
-      args.joins_last_grid = true;
+    const auto share_items = [&](std::int64_t num_first_blocks, std::int64_t num_blocks) {
+      args.is_first_grid = true;
+      args.num_first_blocks = static_cast<std::int32_t>(num_first_blocks);
+      args.num_blocks = static_cast<std::int32_t>(num_blocks);
+    };
+    if (last < kNumRunLists) {
+      for (int i = first; i <= last; ++i) attend_few(mine, args, i, share_items, launch_next);
+      return;
     }
-    if (has_many) launch_many(first_blocks, num_blocks);
+    const ListKernel many = list_kernel(mine, args, kNumRunLists);
+    const std::int64_t num_blocks = fill_device(mine.layout.plan.items, many.resident);
+    std::int64_t num_early = 0;
+    if (first < kNumRunLists && many.is_matrix && runtime_->overlaps_grids()) {
+      num_early = fill_device(num_blocks, many.resident / 2);
+    }
+    if (num_early > 0) {
+      use_list(mine, kNumRunLists, args);
+      share_items(num_early, num_blocks);
+      launch_next(many.id, num_early);
+    }
+    for (int i = first; i < kNumRunLists; ++i) {
+      attend_few(mine, args, i, share_items, launch_next);
+    }
+    use_list(mine, kNumRunLists, args);
+    share_items(num_early > 0 ? num_early : num_blocks, num_blocks);
+    args.is_first_grid = num_early == 0;
+    launch_next(many.id, num_blocks - num_early);
+  }
+
+  template <class ShareItems, class Launch>
+  void attend_few(const GpuPrepared& mine, AttendArgs& args, int list,
+                  const ShareItems& share_items, const Launch& launch_next) {
+    use_list(mine, list, args);
+    const ListKernel few = list_kernel(mine, args, list);
+    const std::int64_t num_blocks = few.is_matrix
+                                        ? mine.layout.num_runs[list]
+                                        : fill_device(mine.layout.plan.items, few.resident);
+    share_items(num_blocks, num_blocks);
+    launch_next(few.id, num_blocks);
   }
 
   struct ListKernel {
@@ -482,6 +495,7 @@ class GpuBackend final : public AttentionBackend {
     args.alignment = mine.spec().alignment;
     args.block_size = cache.format.block_size;
     args.num_blocks = cache.num_blocks;
+    args.bounds = mine.bounds();
     args.counts = mine.counts();
     args.host_fault = mine.host_fault;
     const std::int64_t sequences = std::max<std::int64_t>(mine.batch().num_sequences(), 1);

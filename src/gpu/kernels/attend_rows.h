@@ -166,7 +166,7 @@ QUIRE_DEVICE void attend_row(const AttendArgs& args, const Item& item, int row) 
 QUIRE_DEVICE void attend_rows(const AttendArgs& args) {
   auto& shared = *reinterpret_cast<RowShared*>(shared_memory());
   const int num_items = *args.fault == kNoFault ? *args.num_items : 0;
-  for (int index = args.first_block + block_index(); index < num_items;) {
+  for (int index = first_item_taken(args, &shared.slot); index < num_items;) {
     const Item item = args.items[index];
     for (int row = team(); row < item.num_rows; row += kRowThreads / kTeam) {
       attend_row(args, item, row);
@@ -175,7 +175,7 @@ QUIRE_DEVICE void attend_rows(const AttendArgs& args) {
     const int first = item.num_splits > 1 ? add_splits(args, item, 1, false) : -1;
     if (thread_index() == 0) {
       shared.flag = first;
-      shared.slot = args.num_blocks + atomic_add(args.next_item, 1);
+      shared.slot = take_item(args);
     }
     sync_block();
     index = shared.slot;

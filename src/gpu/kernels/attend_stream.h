@@ -426,10 +426,13 @@ QUIRE_DEVICE void prefetch_run(const AttendArgs& args) {
   const std::int64_t num_ids = args.batch.kv.blocks.indices.size;
   if (args.batch.kv.blocks.kind == BlockTables::Kind::kRagged || num_ids == 0) return;
   constexpr int kLineIds = 32;
-  const std::int64_t first_id =
-      load_any(&item->table_begin) + load_any(&item->key_begin) / args.cache.format.block_size;
-  const std::int64_t at = first_id + lane() * kLineIds;
-  if (lane() < 2 && at >= 0 && at < num_ids) prefetch(args.batch.kv.blocks.indices.data + at);
+  const auto first_id =
+      static_cast<std::uint64_t>(load_any(&item->table_begin)) +
+      static_cast<std::uint64_t>(load_any(&item->key_begin) / args.cache.format.block_size);
+  const std::uint64_t at = first_id + static_cast<std::uint64_t>(lane() * kLineIds);
+  if (lane() < 2 && at < static_cast<std::uint64_t>(num_ids)) {
+    prefetch(args.batch.kv.blocks.indices.data + at);
+  }
 }
 
 // What can be known of the next item is fetched while the current one is computed, and its first

@@ -334,13 +334,13 @@ QUIRE_DEVICE void attend_tile(const AttendArgs& args) {
   auto& shared = *reinterpret_cast<TileShared*>(memory + Shape::kSharedBytes - sizeof(TileShared));
   const bool is_general = RowBlock<Stored, kDims, 1, typename Shape::Map>::is_by_element(args);
   const int num_items = *args.fault == kNoFault ? *args.num_items : 0;
-  int index = args.first_block + block_index();
+  int index = first_item_taken(args, &shared.slot);
   QUIRE_NO_UNROLL
   while (index < num_items) {
     store_item_piece(&shared.item, load_item_piece(args.items + index));
     int taken = 0;
     if (thread_index() == 0) {
-      taken = args.num_blocks + atomic_add(args.next_item, 1);
+      taken = take_item(args);
       shared.flag = 0;
     }
     sync_block();

@@ -18,6 +18,8 @@ inline constexpr int kCheckThreads = 128;
 QUIRE_DEVICE void check_blocks(const CheckArgs& args) {
   const BlockTables& tables = args.batch.kv.blocks;
   for (std::int64_t s = block_index(); s < args.batch.queries.begins.size; s += num_blocks()) {
+    // The plan has told of lengths that tables have no room for.
+    if (fault_of_lengths(args.batch, args.bounds, s) != kNoFault) continue;
     const SequenceView sequence = sequence_view(args.batch, s);
     const KeyRange keys = keys_seen(args.mask, args.alignment, sequence, 0, sequence.q_len);
     const std::int64_t first = keys.begin / args.block_size;

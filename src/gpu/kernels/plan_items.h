@@ -41,18 +41,22 @@ QUIRE_DEVICE int list_of(const PlanSpec& spec, const SequencePlan& plan) {
   return static_cast<int>(item_list(plan.q_len * spec.group));
 }
 
+// What is wrong with the lengths of sequence s.
+QUIRE_DEVICE std::uint64_t fault_of_lengths(const BatchView& batch, const BatchBounds& bounds,
+                                            std::int64_t s) {
+  const std::int64_t begin = batch.queries.begins.data[s];
+  const std::int64_t end = batch.queries.ends.data[s];
+  const std::int64_t kv_len = batch.kv.lens.data[s];
+  if (begin < 0 || end < begin || end > bounds.max_tokens || end - begin > bounds.longest_query()) {
+    return fault_code(Fault::kQueryRange, s, end);
+  }
+  if (kv_len < 0 || kv_len > bounds.max_kv_len) return fault_code(Fault::kKvLen, s, kv_len);
+  return kNoFault;
+}
+
 // The plan of sequence s, or an empty one if its lengths are out of bounds.
 QUIRE_DEVICE SequencePlan plan_checked(const PlanArgs& args, std::int64_t s) {
-  const std::int64_t begin = args.batch.queries.begins.data[s];
-  const std::int64_t end = args.batch.queries.ends.data[s];
-  const std::int64_t kv_len = args.batch.kv.lens.data[s];
-  std::uint64_t fault = kNoFault;
-  if (begin < 0 || end < begin || end > args.bounds.max_tokens ||
-      end - begin > args.bounds.longest_query()) {
-    fault = fault_code(Fault::kQueryRange, s, end);
-  } else if (kv_len < 0 || kv_len > args.bounds.max_kv_len) {
-    fault = fault_code(Fault::kKvLen, s, kv_len);
-  }
+  const std::uint64_t fault = fault_of_lengths(args.batch, args.bounds, s);
   if (fault == kNoFault) return plan_sequence(args.spec, sequence_view(args.batch, s));
   if (block_index() == 0) report_fault(args.counts, args.host_fault, fault);
   return SequencePlan{};
@@ -196,12 +200,8 @@ QUIRE_DEVICE void write_item(const PlanArgs& args, const PlanShared& shared, con
   const SequencePlan& plan = shared.sequences[t];
   const int list = list_of(args.spec, plan);
   const std::int64_t before = items_before(shared, static_cast<int>(t), list);
-  // Items of many rows are taken one by one: those of the last rows, which see the most keys,
-  // first.
-  const std::int64_t count = shared.offsets[t + 1].items - shared.offsets[t].items;
-  const std::int64_t place = list < kNumRunLists ? index : count - 1 - index;
   const Item item = make_item(args, work, first_sequence + t, plan);
-  args.lists[list][before + place] = item;
+  args.lists[list][before + index] = item;
   if (list >= kNumRunLists || args.num_runs[list] == 0) return;
   const KeyRange span = tile_keys(args.spec, plan, 0);
   const std::int64_t unit = index / plan.num_splits;
@@ -260,7 +260,8 @@ QUIRE_DEVICE void plan_items(const PlanArgs& args) {
       if (block_index() == 0 && thread == 0) {
         report_fault(args.counts, args.host_fault, fault_code(Fault::kTotal, first, total.items));
       }
-      break;  // nothing of this round, and nothing after it
+      all = {};  // no run has an item
+      break;     // nothing of this round, and nothing after it
     }
     if (num_sequences <= kPlanThreads) all = shared.lists[kPlanThreads];
     const BatchPlan round{kPlanThreads, shared.sequences, shared.offsets};

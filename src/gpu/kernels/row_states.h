@@ -182,6 +182,21 @@ QUIRE_DEVICE void merge_rows(const AttendArgs& args, const Item& item, int first
   }
 }
 
+// Thread blocks of kernels without runs take items one by one. Those of the first grid begin with
+// that of their number, and may all run; those of a second one, which may come late, with what is
+// left. `slot` is in shared memory.
+QUIRE_DEVICE int take_item(const AttendArgs& args) {
+  return args.num_first_blocks + atomic_add(args.next_item, 1);
+}
+QUIRE_DEVICE int first_item_taken(const AttendArgs& args, int* slot) {
+  if (args.is_first_grid) return block_index();
+  if (thread_index() == 0) *slot = take_item(args);
+  sync_block();
+  const int index = *slot;
+  sync_block();
+  return index;
+}
+
 // The last thread block of all that share the list makes the counters ready for the next layer.
 QUIRE_DEVICE void finish_items(const AttendArgs& args) {
   if (thread_index() != 0) return;
