@@ -23,7 +23,7 @@ from quire._quire import BlockManager, Prompt, ScheduledBatch, Scheduler
 from quire.transformers.attention import NAME, active, unsupported
 from quire.transformers.layers import divide_memory, find_specs, make_groups
 from quire.transformers.sampling import Sampler, Sampling
-from quire.transformers.sleeping_team import start_sleeping_team
+from quire.transformers.sleeping_team import hold_sleeping_teams
 
 
 def _whole_numbers(name: str, values: Any) -> list[int]:
@@ -164,9 +164,10 @@ class Engine:
         max_sequences: requests that run at a time.
         prefix_cache: prompts that begin with what was computed before reuse it.
         backend: as in ``quire.attend``.
+        sleeping_threads: on a CPU the threads of PyTorch sleep between operations while an engine is
+            open, as it finds them and their number here (docs/python.md); False leaves them as they are.
 
-    In f32 the tokens are those that ``generate`` gives one request at a time. On a CPU the threads
-    of PyTorch sleep between operations while an engine is open (docs/python.md). submit and cancel may
+    In f32 the tokens are those that ``generate`` gives one request at a time. submit and cancel may
     be called from any thread; steps take turns.
     """
 
@@ -180,6 +181,7 @@ class Engine:
         max_sequences: int = 256,
         prefix_cache: bool = True,
         backend: Any = "auto",
+        sleeping_threads: bool = True,
     ) -> None:
         _check_model(model)
         self._model = model
@@ -192,37 +194,47 @@ class Engine:
         self._stepping: int | None = None  # the thread that holds _step_lock
         self._block_size = block_size
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._end_team = weakref.finalize(self, start_sleeping_team(model.device).set)
+        self._releases: list[weakref.finalize] = []  # what close() gives back
         _hold_attention(model)
-        self._release = weakref.finalize(self, _release_attention, model)
-        self._release.atexit = False
+        self._release_at_close(_release_attention, model)
         try:
             self._groups = make_groups(find_specs(model, block_size))
             divide_memory(self._groups, cache_bytes, max_sequences, max_tokens)
             for group in self._groups:
                 group.allocate(str(model.device), backend)
+            self._schedule_with(max_tokens, max_sequences, prefix_cache)
+            release = hold_sleeping_teams(model.device) if sleeping_threads else None
+            if release is not None:
+                self._release_at_close(release)
         except BaseException:
             self.close()
             raise
+
+    def _schedule_with(self, max_tokens: int, max_sequences: int, prefix_cache: bool) -> None:
         self._manager = BlockManager(
-            block_size=block_size, prefix_cache=prefix_cache,
+            block_size=self._block_size, prefix_cache=prefix_cache,
             pools=[{"num_blocks": group.num_blocks} for group in self._groups],
             groups=[
                 {"pool": i, "window_left": group.spec.window_left}
                 for i, group in enumerate(self._groups)
             ],
         )  # fmt: skip
-        token_bytes = sum(group.block_bytes() for group in self._groups) // block_size
+        token_bytes = sum(group.block_bytes() for group in self._groups) // self._block_size
         self._scheduler = Scheduler(
             self._manager, max_tokens=max_tokens, max_sequences=min(max_sequences, max_tokens),
             preemption={"token_bytes": token_bytes},
         )  # fmt: skip
 
+    def _release_at_close(self, release: Any, *args: Any) -> None:
+        """Or when nobody has the engine any more; not at the interpreter's exit, where nobody cares."""
+        self._releases.append(weakref.finalize(self, release, *args))
+        self._releases[-1].atexit = False
+
     def close(self) -> None:
         """Ends the engine; the last one of a model gives it the attention that it had before."""
         self._closed = True
-        self._end_team()
-        self._release()
+        for release in self._releases:
+            release()
 
     def __enter__(self) -> Engine:
         return self
