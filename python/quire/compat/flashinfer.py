@@ -73,7 +73,7 @@ class _Wrapper:
         _refuse_others(type(self).__name__, options, _CONSTRUCTOR_OPTIONS)
         self._kv_layout = kv_layout
         _order(kv_layout)
-        self._prepared: dict = {}  # by spec
+        self._prepared: dict = {}  # by spec and device
         self._batch = None
 
     def _plan(self, begins, indptr, indices, last_page_len, page_size, **plan):
@@ -95,7 +95,7 @@ class _Wrapper:
         # All or nothing: a plan that raises leaves the last one.
         self._batch, self._bias, self._num_rows = batch, bias, num_rows
         self._page_size, self._plan_options = page_size, plan
-        self._planned = set()  # specs whose PreparedBatch has this batch
+        self._planned = set()  # keys whose PreparedBatch has this batch
 
     def begin_forward(self, *args: Any, **options: Any) -> None:
         """``plan`` by its older name."""
@@ -160,9 +160,10 @@ class _Wrapper:
             softcap=plan["logits_soft_cap"] > 0, bias=self._bias is not None,
             sinks=sinks is not None, lse=True,
         )  # fmt: skip
-        key = str(spec)
+        device = _arrays.device_name(q)
+        key = str(spec), device
         if key not in self._prepared:
-            self._prepared[key] = quire.PreparedBatch(spec, device=_arrays.device_name(q))
+            self._prepared[key] = quire.PreparedBatch(spec, device=device)
         prepared = self._prepared[key]
         if key not in self._planned:
             prepared.prepare(self._batch)

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two operations of vLLM."""
 
+import operator
 from typing import Any
 
 import quire
 from quire import _arrays
 from quire._error import Error
+from quire.compat._refuse import refuse
 
 _CACHE_FORMATS: dict[str, Any] = {"auto": None, "fp8": "f8e4m3", "fp8_e4m3": "f8e4m3", "fp8_e5m2": "f8e5m2"}
 
@@ -23,6 +25,11 @@ def merge_attn_states(
     suffix_output: Any,
     suffix_lse: Any,
     output_lse: Any | None = None,
+    prefill_tokens_with_context: int | None = None,
+    output_scale: Any | None = None,
+    output_block_scale: Any | None = None,
+    quant_group_size: int | None = None,
+    quant_scale_ue8m0: bool | None = None,
 ) -> None:
     """vLLM's ``merge_attn_states``: attention over two disjoint sets of keys becomes one.
 
@@ -31,16 +38,49 @@ def merge_attn_states(
         prefix_output, suffix_output: as ``output``.
         prefix_lse, suffix_lse: ``[num_heads, num_tokens]`` float32, natural logarithm.
         output_lse: as those, written if given.
+        prefill_tokens_with_context: rows from there on have no prefix: they are copies of the
+            suffix, and what the prefix holds for them is not read. None: all rows have one.
+        output_scale, output_block_scale, quant_group_size, quant_scale_ue8m0: must be None.
     """
-    _arrays.require_arrays(
-        output=output, prefix_lse=prefix_lse, suffix_lse=suffix_lse, output_lse=output_lse
-    )
+    refuse(
+        "results are not quantized here: they have the format of output",
+        output_scale=output_scale, output_block_scale=output_block_scale,
+        quant_group_size=quant_group_size, quant_scale_ue8m0=quant_scale_ue8m0,
+    )  # fmt: skip
+    states = {"output": output, "prefix_output": prefix_output, "suffix_output": suffix_output}
+    lses = {"prefix_lse": prefix_lse, "suffix_lse": suffix_lse, "output_lse": output_lse}
+    _arrays.require_arrays(**states, **lses)
+    num_merged = None
+    if prefill_tokens_with_context is not None:
+        num_merged = operator.index(prefill_tokens_with_context)
+        _check_rows(states, lses, num_merged)
+    merged = slice(num_merged)
     quire.merge(
-        [prefix_output, suffix_output],
-        [_natural(prefix_lse), _natural(suffix_lse)],
-        out=output,
-        lse=None if output_lse is None else output_lse.swapaxes(0, 1),
+        [prefix_output[merged], suffix_output[merged]],
+        [_natural(prefix_lse[:, merged]), _natural(suffix_lse[:, merged])],
+        out=output[merged],
+        lse=None if output_lse is None else output_lse[:, merged].swapaxes(0, 1),
     )
+    if num_merged is not None:
+        output[num_merged:] = suffix_output[num_merged:]
+        if output_lse is not None:
+            output_lse[:, num_merged:] = suffix_lse[:, num_merged:]
+
+
+def _check_rows(states: dict[str, Any], lses: dict[str, Any], num_merged: int) -> None:
+    """Raises unless all have the rows of output, of which so many can be merged: what is only copied
+    nobody else checks."""
+    shape = tuple(states["output"].shape)
+    if len(shape) != 3:
+        raise Error(f"output: needs rank 3, has {len(shape)}")
+    for name, array in states.items():
+        if tuple(array.shape) != shape:
+            raise Error(f"{name}: needs shape {shape}, has {tuple(array.shape)}")
+    for name, array in lses.items():
+        if array is not None and tuple(array.shape) != (shape[1], shape[0]):
+            raise Error(f"{name}: needs shape {(shape[1], shape[0])}, has {tuple(array.shape)}")
+    if not 0 <= num_merged <= shape[0]:
+        raise Error(f"prefill_tokens_with_context: {num_merged} is not in [0, {shape[0]}]")
 
 
 def reshape_and_cache_flash(

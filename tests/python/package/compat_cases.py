@@ -126,6 +126,44 @@ def merge_states(to):
     close(written_lse, whole_lse.T)
 
 
+def merge_states_of_some_rows(to):
+    """Rows behind those with context are the suffix, whatever the prefix holds there."""
+    prefix, suffix = random(6, 4, 32), random(6, 4, 32, seed=1)
+    prefix_lse, suffix_lse = random(4, 6), random(4, 6, seed=1)
+    suffix_lse[1, 5] = np.inf  # copied as it is
+
+    def merge(count, **more):
+        written, written_lse = to(np.zeros((6, 4, 32), np.float32)), to(np.zeros((4, 6), np.float32))
+        parts = to(prefix), to(prefix_lse), to(suffix), to(suffix_lse)
+        try:
+            compat.merge_attn_states(written, *parts, written_lse, count, **more)
+        except quire.Error:
+            assert not on_host(written).any() and not on_host(written_lse).any()
+            raise
+        return written, written_lse
+
+    whole, whole_lse = merge(None)
+    prefix[4:], prefix_lse[:, 4:] = np.nan, np.nan
+    for count in (4, 1, 0):
+        written, written_lse = merge(count)
+        close(written[:count], whole[:count], 0)
+        close(written_lse[:, :count], whole_lse[:, :count], 0)
+        close(written[count:], suffix[count:], 0)
+        close(written_lse[:, count:], suffix_lse[:, count:], 0)
+    for count in (-1, 7):
+        with pytest.raises(quire.Error, match=rf"prefill_tokens_with_context: {count} is not in"):
+            merge(count)
+    with pytest.raises(TypeError):
+        merge(2.5)
+    for name in "output_scale", "output_block_scale", "quant_group_size", "quant_scale_ue8m0":
+        with pytest.raises(quire.Error, match=f"{name}: results are not quantized") as caught:
+            merge(None, **{name: True})
+        assert caught.value.code == "unsupported"
+    prefix_lse = prefix_lse[:, :5].copy()
+    with pytest.raises(quire.Error, match=r"prefix_lse: needs shape \(4, 6\), has \(4, 5\)"):
+        merge(4)
+
+
 def cache_flash(to):
     k_cache, v_cache = (to(np.zeros((4, 16, 2, 32), np.float32)) for _ in "kv")
     key, value = random(5, 2, 32), random(5, 2, 32, seed=1)
@@ -323,6 +361,7 @@ CASES = {
     "with_kvcache_rows": lambda to: with_kvcache(to, False),
     "with_kvcache_whole": with_kvcache_whole,
     "merge_states": merge_states,
+    "merge_states_of_some_rows": merge_states_of_some_rows,
     "cache_flash": cache_flash,
     "flashinfer_prefill_nhd": lambda to: flashinfer_prefill(to, "NHD", False),
     "flashinfer_prefill_hnd_packed": lambda to: flashinfer_prefill(to, "HND", True),
