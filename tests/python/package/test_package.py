@@ -6,6 +6,7 @@ import inspect
 import multiprocessing
 import os
 import pathlib
+import pydoc
 import subprocess
 import sys
 import time
@@ -33,6 +34,13 @@ def test_info():
     package = pathlib.Path(quire._quire.__file__).resolve().parent
     if "QUIRE_PLUGIN_PATH" not in os.environ:
         assert str(package / "lib/quire") in info["plugin_folders"]
+
+
+def test_help_that_the_docs_show():
+    """All but white space, which versions of Python set differently."""
+    text = pydoc.render_doc(quire.attend, "Help on %s:", renderer=pydoc.plaintext)
+    shown = (ROOT / "docs/help_attend.txt").read_text(encoding="utf-8")
+    assert "".join(shown.split()) == "".join(text.split())
 
 
 def test_plugin_path():
