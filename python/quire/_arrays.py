@@ -151,6 +151,23 @@ def require_arrays(**arrays):
             raise Error(f"{name}: needs an array, has {type(array).__name__}")
 
 
+def require_shape(name, array, *shape):
+    """Raises unless an array has these sizes; None is any."""
+    found = list(array.shape)
+    if len(found) != len(shape):
+        raise Error(f"{name}: needs rank {len(shape)}, has {len(found)}")
+    if any(want is not None and want != has for want, has in zip(shape, found)):
+        wanted = ", ".join("any" if want is None else str(want) for want in shape)
+        raise Error(f"{name}: needs shape [{wanted}], has {found}")
+
+
+def require_integers(name, array, *shape):
+    """Raises unless an array holds whole numbers in that shape."""
+    require_shape(name, array, *shape)
+    if "int" not in str(array.dtype):
+        raise Error(f"{name}: needs whole numbers, has {array.dtype}")
+
+
 def arange(like, stop):
     """[0, stop) as int32, of the library and on the device of `like`."""
     if _is_torch(like):

@@ -83,6 +83,11 @@ def flash_attn_varlen_func(
     _arrays.require_arrays(q=q, k=k, v=v, alibi_slopes=alibi_slopes)
     cu_seqlens_k = _arrays.integers("cu_seqlens_k", cu_seqlens_k, q)
     cu_seqlens_q = _arrays.integers("cu_seqlens_q", cu_seqlens_q, q)
+    _arrays.require_shape("q", q, None, None, None)
+    for name, array in {"k": k, "v": v}.items():
+        _arrays.require_shape(name, array, *[None] * (3 if block_table is None else 4))
+    for name, array in {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}.items():
+        _arrays.require_integers(name, array, None)
     if block_table is not None:
         block_table = _arrays.integers("block_table", block_table, q)
     lens = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
@@ -140,31 +145,36 @@ def flash_attn_with_kvcache(
         q=q, k_cache=k_cache, v_cache=v_cache, k=k, v=v, alibi_slopes=alibi_slopes
     )
     for name, array in {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v}.items():
-        if array is not None and len(array.shape) != 4:
-            raise Error(f"{name}: needs rank 4, has {len(array.shape)}")
+        if array is not None:
+            _arrays.require_shape(name, array, None, None, None, None)
     batch, len_q, num_heads, head_dim = q.shape
     block_size = k_cache.shape[1]
     if block_table is None:
         rows = _arrays.arange(q, batch)
         if cache_batch_idx is not None:
             rows = _arrays.integers("cache_batch_idx", cache_batch_idx, q)
-        if tuple(rows.shape) != (batch,):
-            raise Error(f"cache_batch_idx: needs shape [{batch}], has {list(rows.shape)}")
+        _arrays.require_integers("cache_batch_idx", rows, batch)
         table = rows.reshape(batch, 1)
     else:
         refuse("is for caches without a block table", cache_batch_idx=cache_batch_idx)
         table = _arrays.integers("block_table", block_table, q)
+        _arrays.require_integers("block_table", table, batch, None)
     if cache_seqlens is None:
         lens = _arrays.full(q, batch, table.shape[1] * block_size)
     elif isinstance(cache_seqlens, int):
+        if not 0 <= cache_seqlens < 2**31:
+            raise Error(f"cache_seqlens: {cache_seqlens} is not in [0, {2**31})")
         lens = _arrays.full(q, batch, cache_seqlens)
     else:
         lens = _arrays.integers("cache_seqlens", cache_seqlens, q)
+        _arrays.require_integers("cache_seqlens", lens, batch)
     if (k is None) != (v is None):
         raise Error("v: k and v are given together or not at all")
     stored = {}
     if k is not None and v is not None:
         len_new = k.shape[1]
+        _arrays.require_shape("k", k, batch, None, None, None)
+        _arrays.require_shape("v", v, batch, len_new, None, None)
         new = {
             "k": k.reshape(batch * len_new, *k.shape[2:]),
             "v": v.reshape(batch * len_new, *v.shape[2:]),

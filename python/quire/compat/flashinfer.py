@@ -145,6 +145,7 @@ class _Wrapper:
         if window_left is not None and window_left != plan["window_left"]:
             raise Error(f"window_left: {window_left}, planned was {plan['window_left']}")
         _arrays.require_arrays(q=q)
+        _arrays.require_shape("q", q, None, None, None)
         if q.shape[0] != self._num_rows:
             raise Error(f"q: has {q.shape[0]} rows, planned were {self._num_rows}")
         pages = _pages(paged_kv_cache, self._kv_layout, k_scale, v_scale)
@@ -172,16 +173,19 @@ class _Wrapper:
         if scale is None:
             scale = 1 / math.sqrt(plan["head_dim_qk"])
         if q_scale is not None:
-            scale *= float(q_scale)
+            scale *= _factor("q_scale", q_scale)
         if k_scale is not None and not is_scaled:
-            scale *= float(k_scale)
+            scale *= _factor("k_scale", k_scale)
+        v_factor = None
+        if v_scale is not None and not is_scaled:
+            v_factor = _factor("v_scale", v_scale)
         result = prepared.attend(
             q, pages, scale=scale, softcap=plan["logits_soft_cap"], sinks=sinks, bias=self._bias,
             out=out, lse=lse, return_lse=return_lse,
         )  # fmt: skip
         got = result[0] if isinstance(result, tuple) else result
-        if v_scale is not None and not is_scaled:
-            got *= v_scale
+        if v_factor is not None:
+            got *= v_factor
         if not return_lse and lse is None:
             return got
         made = result[1]
@@ -197,7 +201,21 @@ def _refuse_positions(mode: str) -> None:
         )
 
 
+def _factor(name, value):
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise Error(f"{name}: needs one number: {error}") from error
+
+
 def _kv_lens(indptr, last_page_len, page_size):
+    if not 1 <= page_size < 2**31:
+        raise Error(f"page_size: {page_size} is not in [1, {2**31})")
+    _arrays.require_integers("indptr", indptr, None)
+    if indptr.shape[0] == 0:
+        raise Error("indptr: is empty, needs one more than there are sequences")
+    _arrays.require_integers("last_page_len", last_page_len, indptr.shape[0] - 1)
+    indptr, last_page_len = (_arrays.as_int64(x) for x in (indptr, last_page_len))
     pages = indptr[1:] - indptr[:-1]
     lens = (pages - 1) * page_size + last_page_len
     return _arrays.where(pages > 0, lens, 0 * lens)
@@ -208,6 +226,7 @@ def _mask_bias(mask, begins, lens, num_heads):
     q_lens = (begins[1:] - begins[:-1]).tolist()
     kv_lens = lens.tolist()
     wanted = sum(n * m for n, m in zip(q_lens, kv_lens))
+    _arrays.require_shape("custom_mask", mask, None)
     if mask.shape[0] != wanted:
         raise Error(f"custom_mask: needs {wanted} values, has {mask.shape[0]}")
     shape = (len(q_lens), 1, max(q_lens, default=0), max(kv_lens, default=0))
@@ -302,6 +321,7 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         if o_data_type is not None and o_data_type != q_data_type:
             raise unsupported(f"o_data_type: {o_data_type}, results have the format of q")
         indptr = _arrays.integers("indptr", indptr, None)
+        _arrays.require_shape("indptr", indptr, None)
         begins = _arrays.arange(indptr, indptr.shape[0])
         self._plan(
             begins, indptr, indices, last_page_len, page_size, num_qo_heads=num_qo_heads,
@@ -333,6 +353,8 @@ def append_paged_kv_cache(
     """
     pages = _pages(paged_kv_cache, kv_layout)
     page_size = pages.block_size
+    _arrays.require_arrays(append_key=append_key, append_value=append_value)
+    _arrays.require_shape("append_key", append_key, None, None, None)
     batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len = (
         _arrays.integers(name, array, append_key)
         for name, array in (
@@ -341,12 +363,20 @@ def append_paged_kv_cache(
             ("kv_last_page_len", kv_last_page_len),
         )
     )  # fmt: skip
+    num_tokens = append_key.shape[0]
+    _arrays.require_integers("batch_indices", batch_indices, num_tokens)
+    _arrays.require_integers("positions", positions, num_tokens)
+    _arrays.require_integers("kv_indices", kv_indices, None)
     lens = _kv_lens(kv_indptr, kv_last_page_len, page_size).tolist()
     for i, (s, position) in enumerate(zip(batch_indices.tolist(), positions.tolist())):
         if not 0 <= s < len(lens):
             raise Error(f"batch_indices: index {i} is not in [0, {len(lens)}): {s}")
         if not 0 <= position < lens[s]:
             raise Error(f"positions: index {i} is not in [0, {lens[s]}): {position}")
+    batch_indices, positions, kv_indptr = map(_arrays.as_int64, (batch_indices, positions, kv_indptr))
     at = kv_indptr[batch_indices] + positions // page_size
+    for i, entry in enumerate(at.tolist()):
+        if not 0 <= entry < kv_indices.shape[0]:
+            raise Error(f"kv_indices: has {kv_indices.shape[0]} entries, token {i} needs number {entry}")
     slots = _arrays.as_int64(kv_indices[at]) * page_size + positions % page_size
     quire.append(append_key, append_value, pages, None, slots)

@@ -50,10 +50,18 @@ def merge_attn_states(
     states = {"output": output, "prefix_output": prefix_output, "suffix_output": suffix_output}
     lses = {"prefix_lse": prefix_lse, "suffix_lse": suffix_lse, "output_lse": output_lse}
     _arrays.require_arrays(**states, **lses)
+    _arrays.require_shape("output", output, None, None, None)
+    num_tokens, num_heads, _ = output.shape
+    for name, array in states.items():
+        _arrays.require_shape(name, array, *output.shape)
+    for name, array in lses.items():
+        if array is not None:
+            _arrays.require_shape(name, array, num_heads, num_tokens)
     num_merged = None
     if prefill_tokens_with_context is not None:
         num_merged = operator.index(prefill_tokens_with_context)
-        _check_rows(states, lses, num_merged)
+        if not 0 <= num_merged <= num_tokens:
+            raise Error(f"prefill_tokens_with_context: {num_merged} is not in [0, {num_tokens}]")
     merged = slice(num_merged)
     quire.merge(
         [prefix_output[merged], suffix_output[merged]],
@@ -65,22 +73,6 @@ def merge_attn_states(
         output[num_merged:] = suffix_output[num_merged:]
         if output_lse is not None:
             output_lse[:, num_merged:] = suffix_lse[:, num_merged:]
-
-
-def _check_rows(states: dict[str, Any], lses: dict[str, Any], num_merged: int) -> None:
-    """Raises unless all have the rows of output, of which so many can be merged: what is only copied
-    nobody else checks."""
-    shape = tuple(states["output"].shape)
-    if len(shape) != 3:
-        raise Error(f"output: needs rank 3, has {len(shape)}")
-    for name, array in states.items():
-        if tuple(array.shape) != shape:
-            raise Error(f"{name}: needs shape {shape}, has {tuple(array.shape)}")
-    for name, array in lses.items():
-        if array is not None and tuple(array.shape) != (shape[1], shape[0]):
-            raise Error(f"{name}: needs shape {(shape[1], shape[0])}, has {tuple(array.shape)}")
-    if not 0 <= num_merged <= shape[0]:
-        raise Error(f"prefill_tokens_with_context: {num_merged} is not in [0, {shape[0]}]")
 
 
 def reshape_and_cache_flash(
@@ -109,6 +101,9 @@ def reshape_and_cache_flash(
     _arrays.require_arrays(key=key, value=value, key_cache=key_cache, value_cache=value_cache)
     if not hasattr(slot_mapping, "shape"):  # devices take slots of 64 bits alone
         slot_mapping = _arrays.as_int64(_arrays.integers("slot_mapping", slot_mapping, key))
+    _arrays.require_shape("slot_mapping", slot_mapping, None)
+    for name, array in {"key": key, "value": value}.items():
+        _arrays.require_shape(name, array, None, None, None)
     num_slots = slot_mapping.shape[0]
     if num_slots > key.shape[0]:
         raise Error(f"slot_mapping: has {num_slots} slots for {key.shape[0]} rows of key")

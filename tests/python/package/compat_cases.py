@@ -160,7 +160,7 @@ def merge_states_of_some_rows(to):
             merge(None, **{name: True})
         assert caught.value.code == "unsupported"
     prefix_lse = prefix_lse[:, :5].copy()
-    with pytest.raises(quire.Error, match=r"prefix_lse: needs shape \(4, 6\), has \(4, 5\)"):
+    with pytest.raises(quire.Error, match=r"prefix_lse: needs shape \[4, 6\], has \[4, 5\]"):
         merge(4)
 
 
