@@ -5,9 +5,14 @@
 
 All serve the same ragged requests, taking turns in one run; the table has the medians. Time inside
 attention is that of the attention function of all layers, for quire with the preparation of the
-batch, for transformers with the update of its cache but without the making of its masks. CPU time is
-that of the whole process: it says more than the time that passed where others use the machine too.
-Every figure goes to stderr, and with --output into a file, when it is there.
+batch, for transformers with the update of its cache but without the making of its masks. On a GPU it
+is what passes between events of the stream before and after each call: the gaps in which the device
+waits for the host to launch the next kernel are in it, for all ways alike. Set-up (caches, for
+generate_batch also its warm-up and the capture of graphs) is measured apart and in no other figure.
+CPU time is that of the whole process: it says more than the time that passed where others use the
+machine too. All decode greedily, and the share of tokens equal to those of the first way is printed; in
+f32 all must be equal, or the exit status is 1. Every figure goes to stderr, and with --output into a
+file, when it is there.
 """
 
 from __future__ import annotations
@@ -22,44 +27,56 @@ import logging
 import os
 import pathlib
 import random
-import statistics
 import sys
-import threading
 import time
 from typing import Any
 
 import torch
 import transformers
 from transformers import AttentionInterface
+from transformers.generation.continuous_batching.continuous_api import ContinuousBatchingManager
 
 import quire
 import quire.transformers
+from quire._bench_report import ENGINE, Report, progress
 from quire.transformers import batching, engine
 
-ENGINE = "quire Engine"
-WIDTHS = (11, 8, 8, 9, 9, 8)  # of the columns of the table
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
 class Clock:
-    """Seconds spent in the functions that it watches: on a GPU those of the device between its
-    events, which nothing waits for."""
+    """Of one run: seconds of set-up, of serving, and in the functions that it watches; on a GPU the
+    latter are those of the device between its events, which nothing waits for."""
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._on_gpu = device.type == "cuda"
+        self._start = self._now()
+        self._forget()
+
+    def _now(self) -> tuple[float, float]:
+        if self._on_gpu:
+            torch.cuda.synchronize(self._device)
+        return time.perf_counter(), time.process_time()
+
+    def _forget(self) -> None:
+        self._ready = self._now()
         self._seconds = 0.0
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def now(self) -> float:
-        if self._on_gpu:
-            torch.cuda.synchronize()
-        return time.perf_counter()
+    def set_up_done(self) -> None:
+        """Serving begins here; what was watched before does not count."""
+        self._forget()
 
-    def seconds(self) -> float:
+    def result(self, has_attention: bool = True) -> dict[str, float | None]:
+        """Serving ends here."""
+        passed, cpu = (now - then for now, then in zip(self._now(), self._ready))
         if self._on_gpu:
-            torch.cuda.synchronize()
-            return sum(start.elapsed_time(end) for start, end in self._events) / 1e3
-        return self._seconds
+            self._seconds = sum(start.elapsed_time(end) for start, end in self._events) / 1e3
+        return {
+            "attention_seconds": self._seconds if has_attention else None, "total_seconds": passed,
+            "cpu_seconds": cpu, "set_up_seconds": self._ready[0] - self._start[0],
+        }  # fmt: skip
 
     def watched(self, function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -70,9 +87,9 @@ class Clock:
 
         def call_on_gpu(*args: Any, **kwargs: Any) -> Any:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
+            start.record(torch.cuda.current_stream(self._device))
             result = function(*args, **kwargs)
-            end.record()
+            end.record(torch.cuda.current_stream(self._device))
             self._events.append((start, end))
             return result
 
@@ -89,8 +106,11 @@ def parse_arguments() -> argparse.Namespace:
         "--time-limit", type=float, default=0, metavar="SECONDS", help="no round begins that would"
         " end later, the first excepted; 0: none",
     )  # fmt: skip
-    run.add_argument("--device", default="cpu", help="cpu or cuda")
-    run.add_argument("--threads", type=int, default=0, help="of PyTorch and quire; 0: all")
+    run.add_argument("--device", default="cpu", help="cpu, cuda or cuda:1")
+    run.add_argument(
+        "--threads", type=int, default=0, help="of PyTorch and as many of quire; 0: what PyTorch takes"
+        " by itself",
+    )  # fmt: skip
     run.add_argument("--json", action="store_true", help="results as JSON instead of the table")
     run.add_argument(
         "--output", type=pathlib.Path, metavar="FILE", help="also write the JSON there, anew after"
@@ -101,8 +121,8 @@ def parse_arguments() -> argparse.Namespace:
         " attention where it is installed",
     )  # fmt: skip
     run.add_argument(
-        "--graphs", action="store_true", help="generate_batch also as it would run by itself on a"
-        " GPU, with CUDA graphs, inside of which attention cannot be timed",
+        "--graphs", action="store_true", help="generate_batch also with CUDA graphs, inside of which"
+        " attention cannot be timed, where its attention needs no mask",
     )  # fmt: skip
     run.add_argument(
         "--busy-waiting", action="store_true", help="on a CPU, also the engine with the threads of"
@@ -125,6 +145,8 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error(f"--rounds: {arguments.rounds}, needs at least 1")
+    if arguments.threads < 0:
+        parser.error(f"--threads: {arguments.threads}, needs at least 0")
     if arguments.attention is None:
         arguments.attention = ",".join(installed_attentions(arguments.device))
     return arguments
@@ -159,7 +181,12 @@ def make_model(arguments: argparse.Namespace) -> Any:
     return model.to(arguments.device).eval()
 
 
-def run_engine(model: Any, prompts: list[list[int]], arguments: argparse.Namespace) -> Any:
+def run_engine(
+    model: Any,
+    prompts: list[list[int]],
+    arguments: argparse.Namespace,
+    sleeping_threads: bool = True,
+) -> Any:
     clock = Clock(model.device)
     step, prepare = engine._Step, engine._Step.__init__
     attend = step.attend
@@ -167,28 +194,18 @@ def run_engine(model: Any, prompts: list[list[int]], arguments: argparse.Namespa
     total = sum(len(prompt) + arguments.new_tokens + 32 for prompt in prompts)
     config = model.config
     row_bytes = 2 * config.num_key_value_heads * config.head_dim * model.dtype.itemsize
-    start = clock.now()
     try:
         with quire.transformers.Engine(
             model, cache_bytes=total * row_bytes * config.num_hidden_layers,
-            max_tokens=arguments.max_tokens,
+            max_tokens=arguments.max_tokens, sleeping_threads=sleeping_threads,
         ) as server:  # fmt: skip
+            clock.set_up_done()
             tokens = server.generate(
                 prompts, max_new_tokens=arguments.new_tokens, eos_token_id=()
             )
-            seconds = clock.now() - start
+            return clock.result(), tokens
     finally:
         step.__init__, step.attend = prepare, attend
-    return clock.seconds(), seconds, tokens
-
-
-def run_engine_busy(model: Any, prompts: list[list[int]], arguments: argparse.Namespace) -> Any:
-    start_team = engine.start_sleeping_team
-    engine.start_sleeping_team = lambda device: threading.Event()
-    try:
-        return run_engine(model, prompts, arguments)
-    finally:
-        engine.start_sleeping_team = start_team
 
 
 def batching_config(page_size: int, num_pages: int, max_tokens: int, graphs: bool = False) -> Any:
@@ -198,7 +215,9 @@ def batching_config(page_size: int, num_pages: int, max_tokens: int, graphs: boo
     words: dict[str, Any] = {"page_size" if "page_size" in known else "block_size": page_size}
     if "auto_switch_to_flash" in known:
         words["auto_switch_to_flash"] = False
-    if not graphs:
+    if graphs:
+        words["use_cuda_graph"] = True  # of prefill and of decode: 5.17 and 5.22 take one for both
+    else:
         words |= {word: False for word in ("use_cuda_graph", "use_async_batching") if word in known}
     return kind(num_blocks=num_pages, max_batch_tokens=max_tokens, **words)
 
@@ -219,7 +238,13 @@ def run_generate_batch(
     pages = sum(-(-(len(prompt) + arguments.new_tokens) // page) for prompt in prompts) + 4
     if not graphs:
         AttentionInterface.register(name, clock.watched(attention))
-    start = clock.now()
+    warm_up = ContinuousBatchingManager.warmup
+
+    def set_up(manager: Any) -> None:  # the last thing before it serves
+        warm_up(manager)
+        clock.set_up_done()
+
+    ContinuousBatchingManager.warmup = set_up
     try:
         results = model.generate_batch(
             prompts,
@@ -230,12 +255,12 @@ def run_generate_batch(
             continuous_batching_config=batching_config(page, pages, arguments.max_tokens, graphs),
             progress_bar=False,
         )  # fmt: skip
-        seconds = clock.now() - start
+        figures = clock.result(has_attention=not graphs)
     finally:
+        ContinuousBatchingManager.warmup = warm_up
         AttentionInterface.register(name, attention)
     by_number = sorted(results.values(), key=lambda one: int(one.request_id.split("_")[-1]))
-    attention_seconds = None if graphs else clock.seconds()
-    return attention_seconds, seconds, [one.generated_tokens for one in by_number]
+    return figures, [one.generated_tokens for one in by_number]
 
 
 def busy_cpu_seconds() -> float | None:
@@ -248,23 +273,27 @@ def busy_cpu_seconds() -> float | None:
     return (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(run: Any, model: Any, prompts: list[list[int]], arguments: Any) -> dict[str, Any]:
-    """One run of one way.
+def measure(run: Any, model: Any, prompts: list[list[int]], arguments: Any) -> Any:
+    """One run of one way: its figures, and its tokens.
 
     In a new thread: generate_batch computes in one, and the threads of PyTorch belong to a thread.
     """
-    busy, cpu = busy_cpu_seconds(), time.process_time()
-    with concurrent.futures.ThreadPoolExecutor(1) as pool:
-        attention, total, tokens = pool.submit(run, model, prompts, arguments).result()
-    cpu = time.process_time() - cpu
+    start, busy, cpu = time.perf_counter(), busy_cpu_seconds(), time.process_time()
+    with concurrent.futures.ThreadPoolExecutor(1, "", use_device, (model.device,)) as pool:
+        figures, tokens = pool.submit(run, model, prompts, arguments).result()
+    cpu, passed = time.process_time() - cpu, time.perf_counter() - start
     found = [len(one) for one in tokens]
     if found != [arguments.new_tokens] * len(prompts):
         raise RuntimeError(f"{arguments.new_tokens} new tokens were asked for, there are {found}")
-    others = None if busy is None else max(0.0, busy_cpu_seconds() - busy - cpu) / total
-    return {
-        "attention_seconds": attention, "total_seconds": total, "cpu_seconds": cpu,
-        "new_tokens_per_second": sum(found) / total, "cpus_of_others": others,
-    }  # fmt: skip
+    others = None if busy is None else max(0.0, busy_cpu_seconds() - busy - cpu) / passed
+    speed = sum(found) / figures["total_seconds"]
+    return {**figures, "new_tokens_per_second": speed, "cpus_of_others": others}, tokens
+
+
+def use_device(device: torch.device) -> None:
+    """In this thread."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def run_under_generate_batch(
@@ -274,137 +303,32 @@ def run_under_generate_batch(
         return run_generate_batch(model, prompts, arguments, "sdpa")
 
 
-def progress(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+def why_no_graphs(name: str, device: str) -> str:
+    """Empty if generate_batch can capture graphs with this attention."""
+    if not device.startswith("cuda"):
+        return f"there are no CUDA graphs on {device}"
+    if name.removeprefix("paged|") in ("sdpa", "eager"):
+        return f"{name} needs a mask of the whole batch, with which transformers turns its graphs off"
+    return ""
 
 
-def make_ways(arguments: argparse.Namespace) -> dict[str, Any]:
+def make_ways(arguments: argparse.Namespace, report: Report) -> dict[str, Any]:
     """What is compared, by name."""
     ways: dict[str, Any] = {ENGINE: run_engine}
     if arguments.busy_waiting:
-        ways[f"{ENGINE}, busy waiting"] = run_engine_busy
+        busy = functools.partial(run_engine, sleeping_threads=False)
+        ways[f"{ENGINE}, busy waiting"] = busy
     for name in arguments.attention.split(","):
         ways[f"generate_batch, {name}"] = functools.partial(run_generate_batch, name=name)
         if arguments.graphs:
-            ways[f"generate_batch, {name}, graphs"] = functools.partial(
-                run_generate_batch, name=name, graphs=True
-            )
+            reason = why_no_graphs(name, arguments.device)
+            way = f"generate_batch, {name}, graphs"
+            if reason:
+                report.leave_out(way, reason)
+            else:
+                ways[way] = functools.partial(run_generate_batch, name=name, graphs=True)
     ways["generate_batch, quire"] = run_under_generate_batch
     return ways
-
-
-class Report:
-    """What was measured so far, and about what."""
-
-    def __init__(self, arguments: argparse.Namespace, model: Any, lengths: list[int]) -> None:
-        self._output = arguments.output
-        where = f"{torch.get_num_threads()} threads"
-        if model.device.type == "cuda":
-            where = torch.cuda.get_device_name(model.device)
-        self.about = {
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
-            "layers": arguments.layers, "dtype": arguments.dtype, "device": arguments.device,
-            "where": where, "prompt_tokens": lengths, "new_tokens": arguments.new_tokens,
-            "transformers": transformers.__version__, "torch": torch.__version__,
-            "quire": quire.__version__,
-        }  # fmt: skip
-        self.needed = (ENGINE, f"generate_batch, {arguments.attention.split(',')[0]}")
-        self.complete = False
-        self.left_out: dict[str, str] = {}
-        self.runs: dict[str, list[dict[str, Any]]] = {}
-
-    def title(self) -> str:
-        about, lengths = self.about, self.about["prompt_tokens"]
-        return (
-            f"Llama of {about['parameters'] / 1e6:.0f} million parameters, {about['layers']} layers,"
-            f" {about['dtype']}, {about['device']}, {about['where']}\n"
-            f"{len(lengths)} requests of {min(lengths)} to {max(lengths)} tokens,"
-            f" {about['new_tokens']} new ones each; transformers {about['transformers']},\n"
-            f"torch {about['torch']}, quire {about['quire']}"
-        )
-
-    def leave_out(self, name: str, reason: str) -> None:
-        self.left_out[name] = " ".join(reason.split())[:200]
-        progress(f"{name}: left out: {self.left_out[name]}")
-        self.write()
-
-    def add(self, name: str, run: dict[str, Any]) -> None:
-        self.runs.setdefault(name, []).append(run)
-        text = f"round {len(self.runs[name])}, {name}: {run['total_seconds']:.2f} s,"
-        text += f" {run['new_tokens_per_second']:.1f} tokens/s, CPU {run['cpu_seconds']:.2f} s"
-        if run["attention_seconds"] is not None:
-            text += f", attention {run['attention_seconds']:.3f} s"
-        if run["cpus_of_others"] is not None:
-            text += f"; others took {run['cpus_of_others']:.1f} CPUs"
-        progress(text)
-        self.write()
-
-    def medians(self) -> dict[str, dict[str, float | None]]:
-        def median(runs: list[dict[str, Any]], key: str) -> float | None:
-            known = [run[key] for run in runs if run[key] is not None]
-            return statistics.median(known) if known else None
-
-        return {name: {key: median(runs, key) for key in runs[0]} for name, runs in self.runs.items()}
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            **self.about, "complete": self.complete, "left_out": self.left_out,
-            "rounds": max(map(len, self.runs.values()), default=0), "runs": self.runs,
-            "medians": self.medians(), "ratios": ratios(self.medians()),
-        }  # fmt: skip
-
-    def write(self) -> None:
-        """So that whoever reads finds the file of before or the one of now."""
-        if self._output is not None:
-            beside = self._output.with_name(self._output.name + ".new")
-            beside.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
-            beside.replace(self._output)
-
-    def table(self) -> str:
-        medians = self.medians()
-        compared = ratios(medians)
-        rows = [["", "attention s", "total s", "CPU s", "tokens/s", "attention", "speed"]]
-        for name, median in medians.items():
-            attention = median["attention_seconds"]
-            rows.append([
-                name, "-" if attention is None else f"{attention:.3f}",
-                f"{median['total_seconds']:.2f}", f"{median['cpu_seconds']:.2f}",
-                f"{median['new_tokens_per_second']:.1f}",
-            ])  # fmt: skip
-            if name in compared:
-                times = compared[name]["attention"]
-                rows[-1].append("-" if times is None else f"{times:.1f}x")
-                rows[-1].append(f"{compared[name]['speed']:.2f}x")
-        width = max(map(len, medians))
-        lines = [
-            f"{row[0]:{width}}" + "".join(f" {cell:>{n}}" for cell, n in zip(row[1:], WIDTHS))
-            for row in rows
-        ]
-        rounds = max(map(len, self.runs.values()))
-        lines.append(
-            f"\nMedians of {rounds} round{'s'[: rounds - 1]}. The last columns: how many"
-            f" times lower the time inside attention is\nin the {ENGINE}, and how many times as many"
-            " tokens per second it gives."
-        )
-        others = max((m["cpus_of_others"] or 0.0 for m in medians.values()), default=0.0)
-        if others >= 0.2:
-            lines.append(f"Other programs took up to {others:.1f} CPUs of {os.cpu_count()} meanwhile.")
-        lines += [f"{name} was left out: {why}"[:100] for name, why in self.left_out.items()]
-        return "\n".join(lines)
-
-
-def ratios(medians: dict[str, Any]) -> dict[str, dict[str, float | None]]:
-    """Of the engine to all others, above 1 where it is better."""
-    ours, found = medians.get(ENGINE), {}
-    for name, other in medians.items() if ours else ():
-        if name != ENGINE:
-            attention = other["attention_seconds"]
-            found[name] = {
-                "attention": None if attention is None else attention / ours["attention_seconds"],
-                "speed": other["total_seconds"] / ours["total_seconds"],
-                "cpu": other["cpu_seconds"] / ours["cpu_seconds"],
-            }
-    return found
 
 
 def attempt(ways: dict[str, Any], name: str, report: Report, *arguments: Any) -> Any:
@@ -424,9 +348,10 @@ def main() -> None:
     start = time.monotonic()
     transformers.logging.set_verbosity_error()
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)  # asks for psutil
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-        quire.set_num_threads(arguments.threads)
+    num_threads = arguments.threads or torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    quire.set_num_threads(num_threads)
+    use_device(torch.device(arguments.device))
     model = make_model(arguments)
     rng = random.Random(1)
     lengths = [rng.randint(arguments.shortest, arguments.longest) for _ in range(arguments.requests)]
@@ -434,7 +359,7 @@ def main() -> None:
     report = Report(arguments, model, lengths)
     if not arguments.json:
         print(report.title() + "\n", flush=True)
-    ways = make_ways(arguments)
+    ways = make_ways(arguments, report)
     short = argparse.Namespace(**{**vars(arguments), "new_tokens": 2})
     for name in list(ways):  # what a first call pays for is not measured
         attempt(ways, name, report, model, [prompt[:32] for prompt in prompts], short)
@@ -446,13 +371,16 @@ def main() -> None:
             break
         names = list(ways)
         for name in names if i % 2 == 0 else names[::-1]:  # nobody always runs after the same one
-            run = attempt(ways, name, report, model, prompts, arguments)
-            if run is not None:
-                report.add(name, run)
+            measured = attempt(ways, name, report, model, prompts, arguments)
+            if measured is not None:
+                report.add(name, *measured)
         longest_round = max(longest_round, time.monotonic() - begin)
     report.complete = True
     report.write()
     print(json.dumps(report.to_json(), indent=1) if arguments.json else report.table())
+    differing = report.ways_that_differ()
+    if arguments.dtype == "f32" and differing:
+        sys.exit(f"in f32 the tokens of these are not those of the {ENGINE}: {'; '.join(differing)}")
 
 
 if __name__ == "__main__":

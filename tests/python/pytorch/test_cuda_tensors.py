@@ -343,3 +343,23 @@ def test_transformers(name):
     for one, whole in zip(found, new):
         end = whole.index(1) + 1 if 1 in whole else len(whole)  # padded after the end token
         assert one[:end] == whole[:end]
+
+
+def test_cupy():
+    """Arrays of another library with DLPack, on its stream, against the same of NumPy."""
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+    arrays = [tensor.numpy() for tensor in make_inputs(device="cpu")]
+    expected, expected_lse = quire.attend(*arrays, QUERY_BEGINS, KV_LENS, TABLE, return_lse=True)
+    batch = [tensor.numpy() for tensor in metadata()]
+    for where in (lambda array: array), cupy.asarray:  # metadata on the host, and on the device
+        with cupy.cuda.Stream(non_blocking=True) as stream:
+            q, k, v = (cupy.asarray(array) for array in arrays)
+            out, lse = quire.attend(q, k, v, *map(where, batch), return_lse=True)
+            assert isinstance(out, cupy.ndarray) and isinstance(lse, cupy.ndarray)
+            stream.synchronize()
+        cupy.testing.assert_allclose(out, expected, atol=1e-5)
+        cupy.testing.assert_allclose(lse, expected_lse, atol=1e-5)
+    new = cupy.ones((2, 2, 64), cupy.float32)
+    quire.append(new, 2 * new, k, v, [3, 17])
+    cupy.testing.assert_array_equal(k.reshape(-1, 2, 64)[[3, 17]], new)
+    cupy.testing.assert_array_equal(v.reshape(-1, 2, 64)[[3, 17]], 2 * new)

@@ -98,18 +98,46 @@ def run_benchmark(monkeypatch, more):
 
 
 def test_benchmark(monkeypatch, capsys):
-    run_benchmark(monkeypatch, "--rounds 1 --busy-waiting")
+    run_benchmark(monkeypatch, "--rounds 1 --busy-waiting --graphs --dtype f32")
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
     assert all(len(line) <= 100 for line in lines)
+    assert "1 threads of PyTorch, 1 of quire" in lines
     totals = {}
     for way in *WAYS, "quire Engine, busy waiting":
-        (line,) = (line for line in lines if line.startswith(way + "  "))
-        attention, totals[way], cpu, speed, *ratios = (x.rstrip("x") for x in line[len(way) :].split())
+        first, second = (line for line in lines if line.startswith(way + "  "))
+        attention, totals[way], cpu, speed, *ratios = (x.rstrip("x") for x in first[len(way) :].split())
         assert 0 < float(attention) < float(totals[way])
         assert float(speed) == pytest.approx(12 / float(totals[way]), rel=0.5)
         assert len(ratios) == (0 if way == WAYS[0] else 2)
         assert f"round 1, {way}: " in captured.err
+        rounds, set_up, equal = second[len(way) :].split()
+        assert (rounds, equal) == ("1", "100.0%") and float(set_up) >= 0
+    left_out = "generate_batch, sdpa, graphs was left out: there are no CUDA graphs on cpu"
+    assert left_out in lines
+
+
+def test_graphs_are_asked_for_where_attention_needs_no_mask():
+    assert bench_transformers.batching_config(16, 64, 64, graphs=True).use_cuda_graph is True
+    assert not any(bench_transformers.batching_config(16, 64, 64).cuda_graph_booleans)
+    for name in "sdpa", "paged|sdpa", "paged|eager":
+        assert "needs a mask" in bench_transformers.why_no_graphs(name, "cuda:1")
+    assert bench_transformers.why_no_graphs("flash_attention_2", "cuda") == ""
+
+
+def test_benchmark_compares_tokens(monkeypatch, capsys):
+    run = bench_transformers.run_under_generate_batch
+
+    def wrong(*arguments):
+        figures, tokens = run(*arguments)
+        tokens[1][-1] ^= 1
+        return figures, tokens
+
+    monkeypatch.setattr(bench_transformers, "run_under_generate_batch", wrong)
+    with pytest.raises(SystemExit, match="tokens of these are not .*: generate_batch, quire$"):
+        run_benchmark(monkeypatch, "--rounds 1 --dtype f32 --json")
+    found = json.loads(capsys.readouterr().out)["medians"]
+    assert [found[way]["equal_tokens"] for way in WAYS] == [1, 1, pytest.approx(11 / 12)]
 
 
 def test_benchmark_as_json(monkeypatch, capsys, tmp_path):
@@ -146,6 +174,20 @@ def test_benchmark_of_a_way_that_fails(monkeypatch, capsys):
     monkeypatch.setattr(bench_transformers, "run_under_generate_batch", fail)
     run_benchmark(monkeypatch, "--rounds 1")
     assert "generate_batch, quire was left out: not here" in capsys.readouterr().out
+    calls = []
+    run = bench_transformers.run_generate_batch
+
+    def fail_later(*arguments):
+        calls.append(1)
+        if len(calls) > 2:  # a try, and one round
+            raise ValueError("not again")
+        return run(*arguments, "sdpa")
+
+    monkeypatch.setattr(bench_transformers, "run_under_generate_batch", fail_later)
+    run_benchmark(monkeypatch, "--rounds 2")
+    lines = capsys.readouterr().out.splitlines()
+    assert "generate_batch, quire was left out after 1 round: not again" in lines
+    assert any(line.startswith("Medians of 1 to 2 rounds") for line in lines)
     monkeypatch.setattr(bench_transformers, "run_engine", fail)
     with pytest.raises(ValueError, match="not here"):
         run_benchmark(monkeypatch, "--rounds 1")
