@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "attention/batch_arrays.h"
 #include "backends/cpu/cpu_backend.h"
 #include "base/check.h"
 #include "fake_device/fake_memory.h"
@@ -35,16 +36,10 @@ class ErrorSlot {
 };
 
 // Host copies of the metadata of one batch: what a real device would keep in its workspace.
-struct Metadata {
-  std::vector<std::int32_t> begins, ends, lens, indices, table_begins, depths;
-  std::vector<std::int64_t> rows, slots, tree_begins;
-  std::vector<std::uint8_t> bits;
-};
-
 struct FakePrepared final : PreparedBatch {
   using PreparedBatch::PreparedBatch;
   std::unique_ptr<PreparedBatch> inner;  // of the CPU backend; touched only by the stream's thread
-  Metadata uploaded;                     // likewise
+  BatchStorage uploaded;                 // likewise
   mutable ErrorSlot error;
   mutable bool usable = false;  // likewise: the last prepare went well
 };
@@ -206,25 +201,11 @@ class FakeDevice final : public AttentionBackend {
   }
   NewKv on_host(const NewKv& new_kv) const { return {on_host(new_kv.k), on_host(new_kv.v)}; }
 
-  template <class T>
-  ArrayView<T> upload(const ArrayView<T>& array, std::vector<T>& storage) const {
-    const ArrayView<T> host = on_host(array);
-    storage.assign(host.begin(), host.end());
-    return storage;
-  }
-  BatchView upload(const BatchView& batch, Metadata& to) const {
-    BatchView view = batch;
-    view.queries.begins = upload(batch.queries.begins, to.begins);
-    view.queries.ends = upload(batch.queries.ends, to.ends);
-    view.kv.lens = upload(batch.kv.lens, to.lens);
-    view.kv.slots = upload(batch.kv.slots, to.slots);
-    view.kv.blocks.indices = upload(batch.kv.blocks.indices, to.indices);
-    view.kv.blocks.begins = upload(batch.kv.blocks.begins, to.table_begins);
-    view.kv.blocks.rows = upload(batch.kv.blocks.rows, to.rows);
-    view.tree_mask.bits = upload(batch.tree_mask.bits, to.bits);
-    view.tree_mask.begins = upload(batch.tree_mask.begins, to.tree_begins);
-    view.tree_mask.depths = upload(batch.tree_mask.depths, to.depths);
-    return view;
+  BatchView upload(const BatchView& batch, BatchStorage& to) const {
+    return copy_arrays(batch, to, [this](const auto& array, auto& storage) {
+      const auto host = on_host(array);
+      storage.assign(host.begin(), host.end());
+    });
   }
 
   std::unique_ptr<AttentionBackend> inner_;

@@ -5,26 +5,10 @@
 #include <cstddef>
 #include <random>
 
+#include "backends/torch/tensors.h"
+
 namespace quire {
 namespace {
-
-at::ScalarType torch_type(DType dtype) {
-  switch (dtype) {
-    case DType::kF32:
-      return at::kFloat;
-    case DType::kF16:
-      return at::kHalf;
-    case DType::kBF16:
-      return at::kBFloat16;
-    case DType::kF8E4M3:
-      return at::kFloat8_e4m3fn;
-    case DType::kF8E5M2:
-      return at::kFloat8_e5m2;
-    case DType::kI8:
-      return at::kChar;
-  }
-  return at::kFloat;
-}
 
 // Ancestors of each new token of a random tree, itself included, and how many there are above it.
 void grow_tree(std::mt19937& random, TestSequence& sequence) {
@@ -68,7 +52,7 @@ void add_tree(const TestSequence& sequence, PagedBatch& paged) {
 
 Stored quantize(const KvFormat& format, const at::Tensor& x, const at::Tensor& caller_scales) {
   if (!is_quantized(format.dtype)) {
-    return {x.to(torch_type(format.dtype)), at::ones({x.size(0), x.size(1), 1})};
+    return {x.to(torch_sdpa::scalar_type_of(format.dtype)), at::ones({x.size(0), x.size(1), 1})};
   }
   const double limit = format.dtype == DType::kI8       ? 127
                        : format.dtype == DType::kF8E4M3 ? 448
@@ -82,7 +66,7 @@ Stored quantize(const KvFormat& format, const at::Tensor& x, const at::Tensor& c
   if (format.dtype == DType::kI8) {
     return {quotient.round().clamp(-128, 127).to(at::kChar), scales};
   }
-  return {quotient.clamp(-limit, limit).to(torch_type(format.dtype)), scales};
+  return {quotient.clamp(-limit, limit).to(torch_sdpa::scalar_type_of(format.dtype)), scales};
 }
 
 at::Tensor random_scales(ScaleGranularity granularity, int num_kv_heads) {

@@ -395,18 +395,8 @@ class GpuBackend final : public AttentionBackend {
   // matrix units and memory are then busy side by side. The other half takes over when the blocks
   // for few rows end.
   void attend_lists(const GpuPrepared& mine, AttendArgs args, int first, int last, Stream stream) {
-    const auto launch_next = [&](const KernelId& kernel, std::int64_t num_blocks) {
-      if (num_blocks == 0) return;
-      launch(kernel, num_blocks, args, stream);
-      args.joins_last_grid = true;
-    };
-    const auto share_items = [&](std::int64_t num_first_blocks, std::int64_t num_blocks) {
-      args.is_first_grid = true;
-      args.num_first_blocks = static_cast<std::int32_t>(num_first_blocks);
-      args.num_blocks = static_cast<std::int32_t>(num_blocks);
-    };
     if (last < kNumRunLists) {
-      for (int i = first; i <= last; ++i) attend_few(mine, args, i, share_items, launch_next);
+      for (int i = first; i <= last; ++i) attend_few(mine, args, i, stream);
       return;
     }
     const ListKernel many = list_kernel(mine, args, kNumRunLists);
@@ -416,29 +406,30 @@ class GpuBackend final : public AttentionBackend {
       num_early = fill_device(num_blocks, many.resident / 2);
     }
     if (num_early > 0) {
-      use_list(mine, kNumRunLists, args);
-      share_items(num_early, num_blocks);
-      launch_next(many.id, num_early);
+      use_list(mine, kNumRunLists, num_early, num_blocks, args);
+      launch_next(many.id, num_early, args, stream);
     }
-    for (int i = first; i < kNumRunLists; ++i) {
-      attend_few(mine, args, i, share_items, launch_next);
-    }
-    use_list(mine, kNumRunLists, args);
-    share_items(num_early > 0 ? num_early : num_blocks, num_blocks);
+    for (int i = first; i < kNumRunLists; ++i) attend_few(mine, args, i, stream);
+    use_list(mine, kNumRunLists, num_early > 0 ? num_early : num_blocks, num_blocks, args);
     args.is_first_grid = num_early == 0;
-    launch_next(many.id, num_blocks - num_early);
+    launch_next(many.id, num_blocks - num_early, args, stream);
   }
 
-  template <class ShareItems, class Launch>
-  void attend_few(const GpuPrepared& mine, AttendArgs& args, int list,
-                  const ShareItems& share_items, const Launch& launch_next) {
-    use_list(mine, list, args);
+  void attend_few(const GpuPrepared& mine, AttendArgs& args, int list, Stream stream) {
     const ListKernel few = list_kernel(mine, args, list);
     const std::int64_t num_blocks = few.is_matrix
                                         ? mine.layout.num_runs[list]
                                         : fill_device(mine.layout.plan.items, few.resident);
-    share_items(num_blocks, num_blocks);
-    launch_next(few.id, num_blocks);
+    use_list(mine, list, num_blocks, num_blocks, args);
+    launch_next(few.id, num_blocks, args, stream);
+  }
+
+  // Grids of one call that follow need not wait for it.
+  void launch_next(const KernelId& kernel, std::int64_t num_blocks, AttendArgs& args,
+                   Stream stream) {
+    if (num_blocks == 0) return;
+    launch(kernel, num_blocks, args, stream);
+    args.joins_last_grid = true;
   }
 
   struct ListKernel {
@@ -453,8 +444,13 @@ class GpuBackend final : public AttentionBackend {
     if (!is_matrix) id = {.kind = KernelKind::kAttendRows};
     return {id, is_matrix, runtime_->blocks_per_processor(id)};
   }
-  static void use_list(const GpuPrepared& mine, int list, AttendArgs& args) {
+  // For the first grid of those whose thread blocks share the list.
+  static void use_list(const GpuPrepared& mine, int list, std::int64_t num_first_blocks,
+                       std::int64_t num_blocks, AttendArgs& args) {
     PlanCounts* counts = mine.counts();
+    args.is_first_grid = true;
+    args.num_first_blocks = static_cast<std::int32_t>(num_first_blocks);
+    args.num_blocks = static_cast<std::int32_t>(num_blocks);
     args.items = mine.at<Item>(mine.layout.lists[list]);
     args.num_items = &counts->items[list];
     args.next_item = &counts->next[list];

@@ -85,26 +85,12 @@ void DevicePrepared::plan(at::Device device, Stream stream) {
 }
 
 BatchView DevicePrepared::host_batch(Stream stream) {
-  const BatchView& there = batch();
-  const auto fetch = [&](const auto& array, auto& copy) {
+  const BatchView here = copy_arrays(batch(), host_arrays_, [&](const auto& array, auto& copy) {
     copy.resize(static_cast<std::size_t>(array.size));
-    if (!array.empty()) {
-      memory_.copy_to_host(copy.data(), array.data, array.size * std::int64_t{sizeof(*array.data)},
-                           stream);
-    }
-    return std::remove_cvref_t<decltype(array)>(copy);
-  };
-  BatchView here = there;
-  here.queries.begins = fetch(there.queries.begins, host_arrays_.begins);
-  here.queries.ends = fetch(there.queries.ends, host_arrays_.ends);
-  here.kv.lens = fetch(there.kv.lens, host_arrays_.lens);
-  here.kv.blocks.indices = fetch(there.kv.blocks.indices, host_arrays_.indices);
-  here.kv.blocks.begins = fetch(there.kv.blocks.begins, host_arrays_.table_begins);
-  here.kv.blocks.rows = fetch(there.kv.blocks.rows, host_arrays_.rows);
-  here.kv.slots = fetch(there.kv.slots, host_arrays_.slots);
-  here.tree_mask.begins = fetch(there.tree_mask.begins, host_arrays_.tree_begins);
-  here.tree_mask.bits = fetch(there.tree_mask.bits, host_arrays_.tree_bits);
-  here.tree_mask.depths = fetch(there.tree_mask.depths, host_arrays_.depths);
+    if (array.empty()) return;
+    memory_.copy_to_host(copy.data(), array.data, array.size * std::int64_t{sizeof(*array.data)},
+                         stream);
+  });
   memory_.synchronize(stream);
   const DeviceBytes scratch(host_memory(), validation_scratch_bytes(bounds()) + kAlignment);
   found_ = validate_batch(spec(), bounds(), here, Device{}, scratch.data());

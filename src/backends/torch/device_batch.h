@@ -4,8 +4,8 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
+#include "attention/batch_arrays.h"
 #include "backends/torch/device_attend.h"
 #include "backends/torch/device_plan.h"
 #include "quire/device.h"
@@ -51,19 +51,12 @@ class DevicePrepared final : public PreparedBatch {
   PlanTensors lists;
 
  private:
-  // Copies of arrays that lie on the device.
-  struct HostArrays {
-    std::vector<std::int32_t> begins, ends, lens, indices, table_begins, depths;
-    std::vector<std::int64_t> rows, slots, tree_begins;
-    std::vector<std::uint8_t> tree_bits;
-  };
-
   BatchView host_batch(Stream stream);
   void upload(at::Device device, Stream stream);
 
   DeviceMemory& memory_;
-  HostArrays host_arrays_;
-  BatchFacts found_;  // of metadata that was copied from the device
+  BatchStorage host_arrays_;  // of arrays that lie on the device
+  BatchFacts found_;          // of metadata that was copied from the device
   DeviceBytes patterns_;
 };
 

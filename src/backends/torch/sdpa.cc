@@ -10,23 +10,13 @@
 #include <optional>
 #include <tuple>
 
+#include "backends/torch/tensors.h"
 #include "base/check.h"
 
 extern "C" void omp_set_num_threads(int num_threads);
 
 namespace quire::torch_sdpa {
 namespace {
-
-at::ScalarType scalar_type(DType dtype) {
-  switch (dtype) {
-    case DType::kF16:
-      return at::kHalf;
-    case DType::kBF16:
-      return at::kBFloat16;
-    default:
-      return at::kFloat;
-  }
-}
 
 // [1, 1, rows, columns] over memory of the caller, which torch does not write.
 at::Tensor view(const void* data, std::int64_t rows, std::int64_t columns, at::ScalarType type) {
@@ -41,7 +31,7 @@ struct Inputs {
 };
 
 Inputs view_inputs(const Problem& p) {
-  const at::ScalarType type = scalar_type(p.dtype);
+  const at::ScalarType type = scalar_type_of(p.dtype);
   Inputs inputs{.q = view(p.q, p.rows, p.dims, type),
                 .k = view(p.k, p.keys, p.dims, type),
                 .v = view(p.v, p.keys, p.dims, type),

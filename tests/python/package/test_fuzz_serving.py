@@ -6,20 +6,11 @@ import quire
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quire import compat
-from test_fuzz import FUZZ, OPTIONS, floats, number, numbers, perturbed, small, tables
+from test_fuzz import FUZZ, OPTIONS, floats, number, numbers, outcome, perturbed, small, tables
 
 SHORT = settings(FUZZ, max_examples=150)
 word = st.sampled_from(["", "auto", "cpu", "plain", "preferred", "f32", "i8", "?", "NHD", "HND", None, 3])
 bounded = st.one_of(small, st.integers(-3, 70), st.sampled_from([-(2**63), 2**31, 2**62, 2**63 - 1]))
-
-
-def outcome(call, *arguments, **options):
-    """A result, or Error with a message; TypeError for what is not even an argument."""
-    try:
-        return call(*arguments, **options)
-    except (quire.Error, TypeError) as error:
-        assert str(error)
-        return None
 
 
 SCHEDULER = {
