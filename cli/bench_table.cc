@@ -106,6 +106,9 @@ void print_result(const Result& result, bool is_first_of_case) {
     fmt::print("    set-up apart: {} with the first call, {} in every step\n",
                time_text(result.first_seconds), time_text(result.setup_seconds));
   }
+  if (result.gather_seconds > 0) {
+    fmt::print("    {} of it is the gather of K and V\n", time_text(result.gather_seconds));
+  }
   if (!result.notes.empty()) fmt::print("    {}\n", result.notes);
 }
 
@@ -142,7 +145,10 @@ void print_markdown_row(const Result& r) {
   if (r.ratio_to_baseline > 0) {
     more = fmt::format("; {:.2f}x the time of {}", r.ratio_to_baseline, r.baseline);
   }
-  if (r.gather_seconds > 0) more += fmt::format("; gather apart {}", time_text(r.gather_seconds));
+  if (r.gather_seconds > 0) {
+    more += fmt::format("; gather {} {}", r.gather_in_seconds ? "of it" : "apart",
+                        time_text(r.gather_seconds));
+  }
   if (r.layers_per_plan > 0) more += fmt::format("; planning {}", time_text(r.setup_seconds));
   fmt::print("| {} | {} | {} | {} | {} | {:.1f} % | {}{} |\n", r.name, r.candidate(), r.threads,
              time_text(r.typical_seconds()), rate_text(r), 100 * r.share_of_ceiling, r.ceiling,

@@ -35,16 +35,6 @@ std::vector<std::string> default_backends() {
   return names;
 }
 
-// A backend that computes in several places, named without one, is meant where the others compute:
-// beside "cuda" its level of that name. Empty: the best.
-std::string level_beside(const std::vector<std::string>& levels,
-                         const std::vector<std::string>& backends) {
-  for (const std::string& level : levels) {
-    if (std::find(backends.begin(), backends.end(), level) != backends.end()) return level;
-  }
-  return "";
-}
-
 // A level that some backends have and others do not is meant for those that have it.
 std::vector<Named> expand(const CandidateChoice& choice) {
   std::vector<Named> named;
@@ -62,7 +52,9 @@ std::vector<Named> expand(const CandidateChoice& choice) {
     const std::vector<std::string> levels =
         entry != nullptr ? entry->isa_levels() : std::vector<std::string>();
     if (levels.empty() || choice.levels.empty()) {
-      named.push_back({backend, level_beside(levels, backends)});
+      for (const std::string& level : levels_beside(levels, backends)) {
+        named.push_back({backend, level});
+      }
       continue;
     }
     const bool all = choice.levels.front() == "all";
@@ -81,6 +73,19 @@ std::vector<Named> expand(const CandidateChoice& choice) {
 }
 
 }  // namespace
+
+std::vector<std::string> levels_beside(const std::vector<std::string>& levels,
+                                       const std::vector<std::string>& backends) {
+  std::vector<std::string> found;
+  for (const std::string& level : levels) {
+    const bool is_named = std::any_of(backends.begin(), backends.end(), [&](const std::string& b) {
+      return b.substr(0, b.find(':')) == level;
+    });
+    if (is_named) found.push_back(level);
+  }
+  if (found.empty()) found.emplace_back();
+  return found;
+}
 
 std::vector<Candidate> make_candidates(const CandidateChoice& choice) {
   std::vector<int> thread_counts = choice.num_threads;

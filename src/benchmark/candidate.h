@@ -22,12 +22,17 @@ struct Candidate {
 };
 
 struct CandidateChoice {
-  // "cpu" or "cpu:avx2"; empty: all that may be chosen unnamed. One that has a level of the name of
-  // another is meant at that one: "cuda,torch" is torch:cuda.
+  // "cpu" or "cpu:avx2"; empty: all that may be chosen unnamed. One that has levels of the names of
+  // others is meant at those: "cuda,torch" is torch:cuda.
   std::vector<std::string> backends;
   std::vector<std::string> levels;  // for backends named without one; "all"; empty: the best
   std::vector<int> num_threads;     // 0 or empty: as many as the process may run on
 };
+
+// At which levels a backend named without one is meant beside the others: one that computes in
+// several places, where they compute. One empty level, the best, if no name of theirs is a level.
+std::vector<std::string> levels_beside(const std::vector<std::string>& levels,
+                                       const std::vector<std::string>& backends);
 
 // Every backend at every level on every number of threads, those of devices once. Throws what
 // make_backend throws.

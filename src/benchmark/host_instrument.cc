@@ -9,6 +9,7 @@
 #include "benchmark/loaded_case.h"
 #include "benchmark/runner.h"
 #include "benchmark/statistics.h"
+#include "registry/dense_stages.h"
 
 namespace quire::benchmark {
 namespace {
@@ -49,6 +50,7 @@ class HostMeasurement final : public Measurement {
       std::vector<double> setups;
       for (int i = 0; i < 5; ++i) setups.push_back(seconds_of([&] { loaded_.prepare(); }));
       result.setup_seconds = median(setups);
+      time_gather(result);
     }
     choose_ceiling(result);
     return true;
@@ -71,6 +73,24 @@ class HostMeasurement final : public Measurement {
   }
 
  private:
+  // Calls of their own: a clock within calls would be a part of short ones.
+  void time_gather(Result& result) {
+    auto* const clock = dynamic_cast<GatherClock*>(candidate_.instance.get());
+    if (clock == nullptr) return;
+    constexpr int kMaxCalls = 5;
+    constexpr double kEnoughSeconds = 0.5;
+    std::vector<double> times;
+    double spent = 0;
+    while (times.size() < kMaxCalls && spent < kEnoughSeconds) {
+      clock->time_gather(true);
+      spent += seconds_of([&] { loaded_.call(); });
+      clock->time_gather(false);
+      times.push_back(clock->gather_seconds());
+    }
+    result.gather_seconds = median(times);
+    result.gather_in_seconds = true;
+  }
+
   // Which ceiling bounds the case: the probe of its rounds.
   void choose_ceiling(Result& result) {
     const BenchCase& c = *shared_.description;

@@ -88,6 +88,7 @@ Json result_json(const Result& result) {
                    {"layers_per_plan", result.layers_per_plan},
                    {"host_seconds", result.host_seconds},
                    {"gather_seconds", result.gather_seconds},
+                   {"gather_in_seconds", result.gather_in_seconds},
                    {"rounds", result.rounds},
                    {"spread", result.spread},
                    {"bytes", result.bytes},

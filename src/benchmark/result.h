@@ -35,8 +35,10 @@ struct Result {
   double layer_seconds = 0;  // devices: median of the call alone, without its share of planning
   int layers_per_plan = 0;   // whose share of setup_seconds is in the times; 0: none is
   double host_seconds = 0;   // devices: until a plain call returns to the host
-  // Dense peers on devices: median of gathering K and V of a layer, which is in no time above.
+  // Dense peers: median of gathering K and V of a layer. On devices it is in no time above; on the
+  // host it is a part of them, by the thread that gathers longest.
   double gather_seconds = 0;
+  bool gather_in_seconds = false;
   double setup_seconds = 0;  // of prepare, shared by all layers of a step; part of a `step` case
   double first_seconds = 0;  // of the first prepare and call, with all that is made only once
   double bytes = 0;          // of one call, see Work

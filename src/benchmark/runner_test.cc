@@ -188,6 +188,15 @@ TEST(Candidates, LevelsAndThreadsMultiply) {
   EXPECT_EQ(candidates.back().num_threads, 2);
 }
 
+TEST(Candidates, LevelsAreMeantBesideBackendsOfTheirNames) {
+  using ::testing::ElementsAre;
+  EXPECT_THAT(levels_beside({"cuda", "cpu"}, {"cuda", "torch"}), ElementsAre("cuda"));
+  EXPECT_THAT(levels_beside({"cuda", "cpu"}, {"cpu:avx2", "torch"}), ElementsAre("cpu"));
+  EXPECT_THAT(levels_beside({"cuda", "cpu"}, {"cpu", "cuda", "torch"}), ElementsAre("cuda", "cpu"));
+  EXPECT_THAT(levels_beside({"cuda", "cpu"}, {"torch"}), ElementsAre(""));
+  EXPECT_THAT(levels_beside({}, {"cuda", "onednn"}), ElementsAre(""));
+}
+
 TEST(Candidates, UnknownOnesAreRefused) {
   EXPECT_THROW(make_candidates({.backends = {"nothing"}, .levels = {}, .num_threads = {}}), Error);
   EXPECT_THROW(make_candidates({.backends = {"cpu:mmx"}, .levels = {}, .num_threads = {}}), Error);

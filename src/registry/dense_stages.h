@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a benchmark needs of a backend over a dense library on a device: to gather K and V and to
-// attend over what was gathered, each by itself, so that both can be timed. A backend that has
-// stages derives from this too; who measures it asks by dynamic_cast.
+// What a benchmark needs of a backend over a dense library, so that the gathering of K and V can be
+// told apart. On a device: to gather and to attend over what was gathered, each by itself. On the
+// host, where the two alternate within a call: how long threads gathered. A backend derives from
+// the one that it has; who measures it asks by dynamic_cast.
 //
-// Thread safety: that of the backend.
+// Thread safety: that of the backend, but for what GatherClock says.
 #pragma once
 
 #include <memory>
@@ -33,6 +34,16 @@ class DenseStages {
   virtual void attend_gathered(const PreparedBatch& prepared, const AttentionParams& params,
                                const TensorView& q, const GatheredKv& gathered,
                                const AttentionOutput& output, Stream stream) = 0;
+};
+
+class GatherClock {
+ public:
+  virtual ~GatherClock() = default;
+
+  // Starts at 0, or stops. REQUIRES: one thread at a time calls the backend while it runs.
+  virtual void time_gather(bool on) = 0;
+  // Of the calls since the last start, by the thread that gathered longest.
+  virtual double gather_seconds() const = 0;
 };
 
 }  // namespace quire

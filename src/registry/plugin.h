@@ -48,7 +48,7 @@ using PluginFunction = const PluginEntry* (*)();
 
 // Raise it when a virtual function of a class that crosses the border, or the meaning of anything
 // that does, changes without changing a size below.
-inline constexpr int kPluginRevision = 2;
+inline constexpr int kPluginRevision = 3;
 
 // What must be equal on both sides: the version, the sizes of all that crosses, the standard
 // library, and whether a sanitizer watches. Inline, so that each side tells how it was compiled.

@@ -11,6 +11,7 @@
 #include "backends/torch/sdpa.h"
 #include "backends/torch/torch_backend.h"
 #include "quire/registry.h"
+#include "vendor/bench_claims.h"
 #include "vendor/suite_claims.h"
 
 namespace quire::testing {
@@ -38,6 +39,10 @@ TEST(TorchBackend, NotFiniteStaysPut) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     expect_not_finite_stays_put(*backend, dtype);
   }
+}
+
+TEST(TorchBackend, BenchTellsItsGather) {
+  expect_gather_is_told("torch:cpu");
 }
 
 TEST(TorchBackend, ThreadsOfTheCallerComeBack) {

@@ -14,6 +14,7 @@
 #include "conformance/case_list.h"
 #include "conformance/run.h"
 #include "quire/registry.h"
+#include "vendor/bench_claims.h"
 #include "vendor/suite_claims.h"
 
 namespace quire::testing {
@@ -71,6 +72,10 @@ TEST(Onednn, NotFiniteStaysPut) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     expect_not_finite_stays_put(*backend, dtype);
   }
+}
+
+TEST(Onednn, BenchTellsItsGather) {
+  expect_gather_is_told("onednn");
 }
 
 onednn::TileShape small_shape() {

@@ -35,7 +35,19 @@ void FirstError::rethrow(const BackendInfo& info, const AttentionSpec& spec) con
        message_);
 }
 
-DenseBackend::DenseBackend(const BackendOptions& options) : pool_(make_pool(options)) {}
+DenseBackend::DenseBackend(const BackendOptions& options)
+    : pool_(make_pool(options)), gather_times_(static_cast<std::size_t>(num_threads())) {}
+
+void DenseBackend::time_gather(bool on) {
+  times_gather_ = on;
+  if (on) std::fill(gather_times_.begin(), gather_times_.end(), ThreadTime{});
+}
+
+double DenseBackend::gather_seconds() const {
+  double longest = 0;
+  for (const ThreadTime& time : gather_times_) longest = std::max(longest, time.seconds);
+  return longest;
+}
 
 void DenseBackend::do_append(const PreparedBatch& prepared, const NewKv& new_kv,
                              const KvCacheView& cache, Stream /*stream*/) {

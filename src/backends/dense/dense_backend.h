@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What backends over dense libraries share: the threads that quire starts or the caller brings,
-// append and merge. They read every layout that quire knows and prefer the plain one, whose blocks
-// they can copy whole.
+// append and merge, and a clock of what they gather. They read every layout that quire knows and
+// prefer the plain one, whose blocks they can copy whole.
 #pragma once
 
 #include <atomic>
@@ -12,10 +12,12 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "backends/host_backend.h"
 #include "base/thread_pool.h"
 #include "quire/registry.h"
+#include "registry/dense_stages.h"
 
 namespace quire::dense {
 
@@ -37,7 +39,11 @@ class FirstError {
   std::string message_;
 };
 
-class DenseBackend : public HostBackend {
+class DenseBackend : public HostBackend, public GatherClock {
+ public:
+  void time_gather(bool on) override;
+  double gather_seconds() const override;
+
  protected:
   // Throws as make_backend does for options that contradict each other.
   explicit DenseBackend(const BackendOptions& options);
@@ -63,9 +69,19 @@ class DenseBackend : public HostBackend {
     error.rethrow(info(), spec);
   }
   int num_threads() const noexcept { return pool_->num_threads(); }
+  // Where a thread adds what it gathers (GatherTimer); null: nobody asks.
+  double* gather_seconds_of(int thread) noexcept {
+    return times_gather_ ? &gather_times_[static_cast<std::size_t>(thread)].seconds : nullptr;
+  }
 
  private:
+  struct alignas(64) ThreadTime {  // no two threads write to one line
+    double seconds = 0;
+  };
+
   std::unique_ptr<ThreadPool> pool_;
+  bool times_gather_ = false;
+  std::vector<ThreadTime> gather_times_;  // [num_threads]
 };
 
 }  // namespace quire::dense

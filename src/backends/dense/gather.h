@@ -8,6 +8,7 @@
 // Different targets may be filled from different threads.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 
 #include "attention/mask.h"
@@ -48,6 +49,24 @@ struct DenseRows {
 // the result is 0.
 std::int64_t gather_rows(const GatherSource& source, KvTensor tensor, std::int64_t kv_head,
                          KeyRange keys, const DenseRows& rows, std::int32_t* not_finite) noexcept;
+
+// Adds the time of its life to `seconds`, unless that is null.
+class GatherTimer {
+ public:
+  explicit GatherTimer(double* seconds) noexcept : seconds_(seconds) {
+    if (seconds_ != nullptr) start_ = std::chrono::steady_clock::now();
+  }
+  ~GatherTimer() {
+    if (seconds_ == nullptr) return;
+    *seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+  GatherTimer(const GatherTimer&) = delete;
+  GatherTimer& operator=(const GatherTimer&) = delete;
+
+ private:
+  double* seconds_;
+  std::chrono::steady_clock::time_point start_;
+};
 
 // Key or value j alone, times its scale, to out [head_dim or value_dim]. REQUIRES: may_read_key.
 void load_key(const GatherSource& source, KvTensor tensor, std::int64_t kv_head, std::int64_t j,

@@ -151,8 +151,10 @@ class OnednnBackend final : public dense::DenseBackend {
       const dense::QueryPart queries = mine.tiles.at(call.batch, index / num_heads);
       const TilePlan plan = mine.plan(queries);
       const auto slot = static_cast<std::size_t>(thread);
+      TileScratch scratch = mine.scratch[slot];
+      scratch.gather_seconds = gather_seconds_of(thread);
       attend_tile(call, queries, index % num_heads, plan, mine.find(plan.shape), mine.streams[slot],
-                  mine.scratch[slot]);
+                  scratch);
     });
   }
 

@@ -137,9 +137,12 @@ void multiply_keys(const Tile& tile) {
                                 .data = tile.scratch.memory.kv,
                                 .num_rows = tile.primitives.chunk_keys(chunk),
                                 .stride = tile.call.spec.head_dim};
-    // A key that is not finite stays where its own column ends.
-    dense::gather_rows(tile.source, KvTensor::kK, tile.kv_head, tile.chunk_range(chunk), rows,
-                       nullptr);
+    {
+      const dense::GatherTimer timer(tile.scratch.gather_seconds);
+      // A key that is not finite stays where its own column ends.
+      dense::gather_rows(tile.source, KvTensor::kK, tile.kv_head, tile.chunk_range(chunk), rows,
+                         nullptr);
+    }
     tile.primitives.compute_scores(tile.stream, tile.scratch.memory, chunk);
   }
 }
@@ -207,8 +210,12 @@ void multiply_values(const Tile& tile) {
                                 .data = tile.scratch.memory.kv,
                                 .num_rows = tile.primitives.chunk_keys(chunk),
                                 .stride = tile.call.spec.value_dim};
-    const std::int64_t num_found = dense::gather_rows(tile.source, KvTensor::kV, tile.kv_head, keys,
-                                                      rows, tile.scratch.not_finite);
+    std::int64_t num_found = 0;
+    {
+      const dense::GatherTimer timer(tile.scratch.gather_seconds);
+      num_found = dense::gather_rows(tile.source, KvTensor::kV, tile.kv_head, keys, rows,
+                                     tile.scratch.not_finite);
+    }
     tile.primitives.add_values(tile.stream, tile.scratch.memory, chunk);
     add_values_not_finite(tile, keys, num_found);
   }

@@ -36,6 +36,7 @@ struct TileScratch {
   std::int64_t* top_key = nullptr;     // [num_rows] a key with that score
   float* row_factor = nullptr;         // [num_rows] what the sums of values are multiplied by
   float* value = nullptr;              // [value_dim]
+  double* gather_seconds = nullptr;    // what the thread gathers is added to; or none
 };
 
 // Bytes that tiles of batches within the bounds take, without the scratchpads of primitives.

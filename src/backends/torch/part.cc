@@ -125,6 +125,7 @@ std::span<const std::int32_t> gather(const Part& part, KvTensor tensor) {
                               .data = is_k ? part.scratch.k : part.scratch.v,
                               .num_rows = part.keys.size(),
                               .stride = part.dims};
+  const dense::GatherTimer timer(part.scratch.gather_seconds);
   const std::int64_t count =
       dense::gather_rows(part.source, tensor, part.kv_head, part.keys, rows, found);
   return {found, static_cast<std::size_t>(count)};

@@ -35,6 +35,7 @@ struct PartScratch {
   std::int32_t* values_not_finite = nullptr;  // [keys]
   float* q_row = nullptr;                     // [dims]
   float* kv_row = nullptr;                    // [dims]
+  double* gather_seconds = nullptr;           // what the thread gathers is added to; or none
 };
 
 std::int64_t part_scratch_bytes(const AttentionSpec& spec, const BatchBounds& bounds) noexcept;

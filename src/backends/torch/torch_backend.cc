@@ -90,8 +90,9 @@ class TorchBackend final : public dense::DenseBackend {
       const SerialRegion serial;
       // The last parts of a sequence see most: they go first.
       const std::int64_t index = num_items - 1 - item;
-      attend_part(call, mine.parts.at(call.batch, index / num_heads), index % num_heads,
-                  mine.scratch(thread));
+      PartScratch scratch = mine.scratch(thread);
+      scratch.gather_seconds = gather_seconds_of(thread);
+      attend_part(call, mine.parts.at(call.batch, index / num_heads), index % num_heads, scratch);
     });
   }
 };
