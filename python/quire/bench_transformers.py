@@ -291,8 +291,8 @@ def measure(run: Any, model: Any, prompts: list[list[int]], arguments: Any) -> A
 
 
 def use_device(device: torch.device) -> None:
-    """In this thread."""
-    if device.type == "cuda":
+    """In this thread; "cuda" without a number is the device that it has."""
+    if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)
 
 

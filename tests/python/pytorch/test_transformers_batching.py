@@ -125,6 +125,12 @@ def test_graphs_are_asked_for_where_attention_needs_no_mask():
     assert bench_transformers.why_no_graphs("flash_attention_2", "cuda") == ""
 
 
+def test_bench_takes_a_device_without_a_number():
+    # PyTorch refuses to make such a device the current one.
+    bench_transformers.use_device(torch.device("cuda"))
+    bench_transformers.use_device(torch.device("cpu"))
+
+
 def test_benchmark_compares_tokens(monkeypatch, capsys):
     run = bench_transformers.run_under_generate_batch
 
