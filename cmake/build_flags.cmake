@@ -19,6 +19,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   endif()
 elseif(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
   list(APPEND QUIRE_WARNINGS -Wshadow-all -Winconsistent-missing-override -Wno-psabi)
+  if(CMAKE_CXX_COMPILER_VERSION VERSION_GREATER_EQUAL 13)
+    list(APPEND QUIRE_WARNINGS -Wreserved-identifier)
+  endif()
 endif()
 
 # Sanitizers change the ABI of every object, so they hold for the whole build.

@@ -34,12 +34,14 @@ job_wheel() { # pip builds and installs the Python package from a clean copy
   tools/check_wheel.sh "$(tools/bootstrap --print-venv test)/bin/python"
 }
 
-host_tests() { # the host code under another compiler or a sanitizer: unit tests and smoke suite
-  tools/build.sh "$1" host_tests && run_ctest "$1" -L '^(unit|smoke)$'
+# The host code under another compiler or a sanitizer, unit tests and smoke suite:
+# host_tests PRESET [ctest option]...
+host_tests() {
+  tools/build.sh "$1" host_tests && run_ctest "$1" -L '^(unit|smoke)$' "${@:2}"
 }
 
 job_asan() { host_tests asan; }
-job_tsan() { host_tests tsan; }
+job_tsan() { host_tests tsan -LE '^without_tsan$'; }
 job_clang() { host_tests clang; }
 
 job_fuzz() { # the corpus again, then a minute of new inputs

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <numeric>
 
+#include "base/sanitizers.h"
 #include "quire/error.h"
 
 namespace quire {
@@ -133,9 +134,9 @@ TEST(ThreadPool, PinsItsThreads) {
 
 // In a process of its own, where threads have no memory for their stacks.
 TEST(ThreadPoolDeathTest, AThreadThatCannotStartIsAnError) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  GTEST_SKIP() << "sanitizers reserve more memory than the limit of this test";
-#endif
+  if (kHasAddressSanitizer || kHasThreadSanitizer) {
+    GTEST_SKIP() << "sanitizers reserve more memory than the limit of this test";
+  }
   const auto start_many = [] {
     const rlimit limit{.rlim_cur = 1U << 30, .rlim_max = 1U << 30};
     setrlimit(RLIMIT_AS, &limit);

@@ -6,23 +6,14 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/sanitizers.h"
 #include "conformance/index.h"
 
 namespace quire::conformance {
 namespace {
 
 // Address sanitizers find stray reads and writes themselves, if the buffer is no larger than asked.
-#if defined(__SANITIZE_ADDRESS__)
-constexpr std::int64_t kGuardBytes = 0;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-constexpr std::int64_t kGuardBytes = 0;
-#else
-constexpr std::int64_t kGuardBytes = 256;
-#endif
-#else
-constexpr std::int64_t kGuardBytes = 256;
-#endif
+constexpr std::int64_t kGuardBytes = kHasAddressSanitizer ? 0 : 256;
 
 // Above it only what is uploaded is written: large memory is reserved, not committed.
 constexpr std::int64_t kMaxFilledBytes = std::int64_t{1} << 30;

@@ -24,6 +24,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/sanitizers.h"
 #include "quire/registry.h"
 #include "quire/version.h"
 #include "registry/device_meter.h"
@@ -66,15 +67,8 @@ inline std::string plugin_abi() {
 #if defined(_GLIBCXX_USE_CXX11_ABI)
   text += " libstdc++ " + std::to_string(_GLIBCXX_USE_CXX11_ABI);
 #endif
-#if defined(__SANITIZE_ADDRESS__)
-  text += " asan";
-#elif defined(__SANITIZE_THREAD__)
-  text += " tsan";
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-  text += " sanitized";
-#endif
-#endif
+  if (kHasAddressSanitizer) text += " asan";
+  if (kHasThreadSanitizer) text += " tsan";
   return text;
 }
 

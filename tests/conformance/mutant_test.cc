@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "address_sanitizer.h"
+#include "base/sanitizers.h"
 #include "conformance/case_list.h"
 #include "conformance/run.h"
 #include "mutant_backend.h"
@@ -32,7 +32,7 @@ bool is_for_mutants(const Case& c) {
 TEST(Mutants, EveryBugIsCaughtByName) {
   std::vector<Mutant> mutants;
   for (const Bug bug : all_bugs()) {
-    if (test::kHasAddressSanitizer && bug == Bug::kWorkspaceOverrun) continue;
+    if (kHasAddressSanitizer && bug == Bug::kWorkspaceOverrun) continue;
     mutants.push_back({bug, std::make_unique<MutantBackend>(bug), {}, {}});
   }
   for (const Case& c : all_cases()) {

@@ -2,7 +2,6 @@
 // The API carries a layout that one backend alone can read: the suite passes on caches of it, with
 // K and V apart and in one record, and faults in its conversions are found.
 #include "opaque_backend/opaque_backend.h"
-#include "address_sanitizer.h"
 
 #include <gtest/gtest.h>
 
@@ -12,6 +11,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/sanitizers.h"
 #include "benchmark/rotating_cache.h"
 #include "conformance/case_list.h"
 #include "conformance/run.h"
@@ -69,7 +69,7 @@ TEST(OpaqueBackend, FaultsAreFound) {
   for (const OpaqueFault fault :
        {OpaqueFault::kAppendsToEmptyBlocks, OpaqueFault::kCopiesNoV, OpaqueFault::kExportsNothing,
         OpaqueFault::kImportsFirstLayer, OpaqueFault::kWritesPastCache}) {
-    if (test::kHasAddressSanitizer && fault == OpaqueFault::kWritesPastCache) continue;
+    if (kHasAddressSanitizer && fault == OpaqueFault::kWritesPastCache) continue;
     const std::unique_ptr<AttentionBackend> backend = make_opaque_backend({.fault = fault});
     int num_failed = 0;
     for (const conformance::Case& c : conformance::all_cases()) {

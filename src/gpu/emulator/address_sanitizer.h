@@ -4,15 +4,9 @@
 
 #include <cstddef>
 
-#if defined(__SANITIZE_ADDRESS__)
-#define QUIRE_SIMT_ASAN
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define QUIRE_SIMT_ASAN
-#endif
-#endif
+#include "base/sanitizers.h"
 
-#if defined(QUIRE_SIMT_ASAN)
+#if QUIRE_HAS_ADDRESS_SANITIZER
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #endif
@@ -21,12 +15,12 @@ namespace quire::simt::internal {
 
 // Nobody may touch [address, address + bytes), or everybody may again.
 inline void poison([[maybe_unused]] const void* address, [[maybe_unused]] std::size_t bytes) {
-#if defined(QUIRE_SIMT_ASAN)
+#if QUIRE_HAS_ADDRESS_SANITIZER
   __asan_poison_memory_region(address, bytes);
 #endif
 }
 inline void unpoison([[maybe_unused]] const void* address, [[maybe_unused]] std::size_t bytes) {
-#if defined(QUIRE_SIMT_ASAN)
+#if QUIRE_HAS_ADDRESS_SANITIZER
   __asan_unpoison_memory_region(address, bytes);
 #endif
 }

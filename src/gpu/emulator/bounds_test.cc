@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/sanitizers.h"
 #include "gpu/emulator/emulator_fixture.h"
 
 namespace quire::simt {
@@ -238,7 +239,7 @@ TEST_P(Bounds, StandardAtomics) {
       Faults(FaultKind::kCheckFailed, "a C++ atomic in a kernel"));
 }
 
-#if defined(__SANITIZE_ADDRESS__)
+#if QUIRE_HAS_ADDRESS_SANITIZER
 // Without hooks the sanitizer stands guard over shared memory.
 TEST(SanitizedBounds, SharedMemory) {
   const auto store_at = [](int index) {

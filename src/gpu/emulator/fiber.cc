@@ -48,14 +48,14 @@ namespace {
 
 void annotate_leaving([[maybe_unused]] FiberContext* from,
                       [[maybe_unused]] const FiberContext& to) {
-#if defined(QUIRE_SIMT_ASAN)
+#if QUIRE_HAS_ADDRESS_SANITIZER
   __sanitizer_start_switch_fiber(from == nullptr ? nullptr : &from->fake_stack, to.stack_low,
                                  to.stack_bytes);
 #endif
 }
 
 void annotate_arrived([[maybe_unused]] void* fake_stack) {
-#if defined(QUIRE_SIMT_ASAN)
+#if QUIRE_HAS_ADDRESS_SANITIZER
   __sanitizer_finish_switch_fiber(fake_stack, nullptr, nullptr);
 #endif
 }
