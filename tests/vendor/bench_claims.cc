@@ -21,10 +21,11 @@ void expect_gather_is_told(const std::string& candidate) {
   options.probe_bytes = 1 << 20;
   options.probe_seconds = 1e-4;
   options.min_sample_seconds = 0;
-  const benchmark::Report report = run_benchmarks(
-      {c, append},
-      benchmark::make_candidates({.backends = {"cpu", candidate}, .levels = {}, .num_threads = {2}}),
-      options);
+  const benchmark::Report report =
+      run_benchmarks({c, append},
+                     benchmark::make_candidates(
+                         {.backends = {"cpu", candidate}, .levels = {}, .num_threads = {2}}),
+                     options);
   ASSERT_EQ(report.results.size(), 4U);
   for (const benchmark::Result& result : report.results) ASSERT_EQ(result.reason, "");
   const benchmark::Result& ours = report.results[0];
