@@ -26,6 +26,25 @@ cudaStream_t native(Stream stream) {
   return static_cast<cudaStream_t>(stream.handle);
 }
 
+// The current device belongs to a thread; default streams, new memory and launches to it. Calls
+// come from any thread, and leave it on the device that it was on.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int index) noexcept {
+    if (cudaGetDevice(&before_) != cudaSuccess || before_ == index) return;
+    changed_ = cudaSetDevice(index) == cudaSuccess;
+  }
+  ~CurrentDevice() {
+    if (changed_) (void)cudaSetDevice(before_);
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
 class CudaMemory final : public DeviceMemory {
  public:
   explicit CudaMemory(int index) : device_{DeviceKind::kCuda, index} {}
@@ -33,6 +52,7 @@ class CudaMemory final : public DeviceMemory {
   Device device() const noexcept override { return device_; }
 
   void* allocate(std::int64_t size_bytes, PageHint) override {
+    const CurrentDevice current(device_.index);
     void* data = nullptr;
     const cudaError_t result = cudaMalloc(&data, static_cast<std::size_t>(size_bytes));
     if (result != cudaSuccess) {
@@ -42,8 +62,12 @@ class CudaMemory final : public DeviceMemory {
     }
     return data;
   }
-  void free(void* data) noexcept override { (void)cudaFree(data); }
+  void free(void* data) noexcept override {
+    const CurrentDevice current(device_.index);
+    (void)cudaFree(data);
+  }
   void* allocate_host(std::int64_t size_bytes) override {
+    const CurrentDevice current(device_.index);
     void* data = nullptr;
     const cudaError_t result = cudaHostAlloc(&data, static_cast<std::size_t>(size_bytes),
                                              cudaHostAllocPortable | cudaHostAllocMapped);
@@ -58,27 +82,32 @@ class CudaMemory final : public DeviceMemory {
 
   void copy_to_device(void* device, const void* host, std::int64_t size_bytes,
                       Stream stream) override {
+    const CurrentDevice current(device_.index);
     check(cudaMemcpyAsync(device, host, static_cast<std::size_t>(size_bytes),
                           cudaMemcpyHostToDevice, native(stream)),
           "copy to the device");
   }
   void copy_to_host(void* host, const void* device, std::int64_t size_bytes,
                     Stream stream) override {
+    const CurrentDevice current(device_.index);
     check(cudaMemcpyAsync(host, device, static_cast<std::size_t>(size_bytes),
                           cudaMemcpyDeviceToHost, native(stream)),
           "copy to the host");
   }
   void fill(void* device, unsigned char byte, std::int64_t size_bytes, Stream stream) override {
+    const CurrentDevice current(device_.index);
     check(cudaMemsetAsync(device, byte, static_cast<std::size_t>(size_bytes), native(stream)),
           "fill");
   }
   Stream create_stream() override {
+    const CurrentDevice current(device_.index);
     cudaStream_t stream = nullptr;
     check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "create a stream");
     return {stream};
   }
   void destroy_stream(Stream stream) noexcept override { (void)cudaStreamDestroy(native(stream)); }
   void synchronize(Stream stream) override {
+    const CurrentDevice current(device_.index);
     check(cudaStreamSynchronize(native(stream)), "work on a stream");
   }
 
@@ -137,11 +166,15 @@ class CudaRuntime final : public GpuRuntime {
     return static_cast<std::size_t>(cuda_kernel(id).shared_bytes) <=
            properties_.sharedMemPerBlockOptin;
   }
-  int blocks_per_processor(const KernelId& id) override { return instance(id).resident; }
+  int blocks_per_processor(const KernelId& id) override {
+    const CurrentDevice current(index_);
+    return instance(id).resident;
+  }
 
   bool overlaps_grids() const override { return overlaps_; }
 
   void launch(const KernelId& id, int num_blocks, const void* args, Stream stream) override {
+    const CurrentDevice current(index_);
     const Instance& kernel = instance(id);
     void* arguments[] = {const_cast<void*>(args)};
     cudaLaunchAttribute overlap{};  // with the end of the last grid (cuda_entry.h)
@@ -166,12 +199,14 @@ class CudaRuntime final : public GpuRuntime {
     return attributes.type != cudaMemoryTypeUnregistered;
   }
   bool is_capturing(Stream stream) override {
+    const CurrentDevice current(index_);
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check(cudaStreamIsCapturing(native(stream), &status), "state of a stream");
     return status != cudaStreamCaptureStatusNone;
   }
 
   void* create_fence() override {
+    const CurrentDevice current(index_);
     cudaEvent_t event = nullptr;
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "create an event");
     return event;
@@ -180,6 +215,7 @@ class CudaRuntime final : public GpuRuntime {
     (void)cudaEventDestroy(static_cast<cudaEvent_t>(fence));
   }
   void record_fence(void* fence, Stream stream) override {
+    const CurrentDevice current(index_);
     check(cudaEventRecord(static_cast<cudaEvent_t>(fence), native(stream)), "record an event");
   }
   void wait_fence(void* fence) override {
@@ -187,6 +223,7 @@ class CudaRuntime final : public GpuRuntime {
   }
 
   void* create_timed_fence() override {
+    const CurrentDevice current(index_);
     cudaEvent_t event = nullptr;
     check(cudaEventCreate(&event), "create an event");
     return event;
@@ -199,6 +236,7 @@ class CudaRuntime final : public GpuRuntime {
     return 1e-3 * static_cast<double>(milliseconds);
   }
   std::unique_ptr<DeviceRecording> record(std::function<void()> enqueue, Stream stream) override {
+    const CurrentDevice current(index_);
     check(cudaStreamBeginCapture(native(stream), cudaStreamCaptureModeThreadLocal),
           "begin of a capture");
     try {
@@ -221,6 +259,7 @@ class CudaRuntime final : public GpuRuntime {
             .memory_bytes = static_cast<std::int64_t>(properties_.totalGlobalMem)};
   }
   std::int64_t free_memory_bytes() override {
+    const CurrentDevice current(index_);
     std::size_t free = 0;
     std::size_t total = 0;
     check(cudaMemGetInfo(&free, &total), "free memory");
@@ -245,7 +284,7 @@ class CudaRuntime final : public GpuRuntime {
     return index;
   }
 
-  // Made ready when it is first used.
+  // Made ready when it is first used. REQUIRES: the device is the current one.
   const Instance& instance(const KernelId& id) {
     const int key = (static_cast<int>(id.kind) * 16 + static_cast<int>(id.stored)) * 1024 + id.dims;
     const std::lock_guard lock(mutex_);
