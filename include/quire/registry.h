@@ -35,7 +35,8 @@ struct BackendOptions {
   Executor* executor = nullptr;
 };
 
-// Whether a backend can run on this machine, or every reason why not.
+// Whether a backend can run on this machine, or every reason why not. Reasons of one that can say
+// why a level that it might have is missing.
 struct [[nodiscard]] Availability {
   bool available = false;
   std::string version;

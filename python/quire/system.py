@@ -10,8 +10,8 @@ def info() -> dict[str, Any]:
     """What this installation has and this machine can run.
 
     Returns ``{"version", "plugin_folders", "backends": [{"name", "summary", "automatic", "plugin",
-    "available", "version", "reasons", "isa_levels"}]}``; ``reasons`` says why a backend is not
-    available. Loads the plug-ins.
+    "available", "version", "reasons", "isa_levels"}]}``; ``reasons`` says why a backend, or
+    a level of it, is not available. Loads the plug-ins.
     """
     return _quire.info()
 

@@ -87,7 +87,8 @@ std::unique_ptr<AttentionBackend> make_backend(std::string_view name,
     if (!options.isa.empty() &&
         std::find(levels.begin(), levels.end(), options.isa) == levels.end()) {
       fail(ErrorCode::kInvalidArgument, "backend ", name, " has no level named '", options.isa,
-           "' on this machine; it has: ", levels.empty() ? "none" : join(levels, ", "));
+           "' on this machine; it has: ", levels.empty() ? "none" : join(levels, ", "),
+           availability.reasons.empty() ? "" : "; ", join(availability.reasons, "; "));
     }
     return entry.make(options);
   }
@@ -108,8 +109,9 @@ std::unique_ptr<AttentionBackend> choose_backend(const AttentionSpec& spec,
   std::string refusals;
   for (const BackendEntry& entry : kTable) {
     if (!entry.automatic) continue;
-    std::vector<std::string> reasons = entry.probe().reasons;
-    if (reasons.empty()) {
+    const Availability availability = entry.probe();
+    std::vector<std::string> reasons = availability.reasons;
+    if (availability.available) {
       std::unique_ptr<AttentionBackend> backend = entry.make(options);
       const Support support = backend->supports(spec);
       if (support.ok()) return backend;

@@ -15,7 +15,7 @@ void test_info(void) {
     quire_backend_info backend = {QUIRE_SIZED(quire_backend_info)};
     CHECK_OK(quire_info_backend(info, i, &backend));
     CHECK(strlen(backend.name) > 0 && strlen(backend.summary) > 0);
-    CHECK((backend.available == 1) == (backend.num_reasons == 0));
+    CHECK(backend.available == 1 || backend.num_reasons > 0);
     const char* text = NULL;
     for (int64_t reason = 0; reason < backend.num_reasons; ++reason) {
       CHECK_OK(quire_info_reason(info, i, reason, &text));

@@ -4,10 +4,12 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "backends/torch/cuda_probe.h"
 #include "backends/torch/sdpa.h"
 #include "backends/torch/torch_backend.h"
 #include "quire/registry.h"
@@ -20,7 +22,8 @@ namespace {
 using conformance::Case;
 
 TEST(TorchBackend, PassesWhatAMaskCanSay) {
-  const std::unique_ptr<AttentionBackend> backend = make_backend("torch");
+  const std::unique_ptr<AttentionBackend> backend =
+      make_backend("torch", {.num_threads = 0, .isa = "cpu"});
   EXPECT_EQ(backend->info().version, torch_version());
   const conformance::RunSummary summary = expect_claims(
       *backend, {{.reason = "softcap: scaled_dot_product_attention lets nothing happen between",
@@ -35,7 +38,8 @@ TEST(TorchBackend, PassesWhatAMaskCanSay) {
 }
 
 TEST(TorchBackend, NotFiniteStaysPut) {
-  const std::unique_ptr<AttentionBackend> backend = make_backend("torch");
+  const std::unique_ptr<AttentionBackend> backend =
+      make_backend("torch", {.num_threads = 0, .isa = "cpu"});
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
     expect_not_finite_stays_put(*backend, dtype);
   }
@@ -80,10 +84,30 @@ TEST(TorchBackend, ComputesWhereItCan) {
     return ErrorCode::kOk;
   };
   const std::vector<std::string> levels = torch_levels();
-  EXPECT_EQ(levels.front(), "cpu");
+  EXPECT_EQ(levels.back(), "cpu");  // best first
   EXPECT_EQ(code("cpu"), ErrorCode::kOk);
   EXPECT_EQ(code("cuda"), levels.size() == 2 ? ErrorCode::kOk : ErrorCode::kInvalidArgument);
   EXPECT_EQ(code("tpu"), ErrorCode::kInvalidArgument);
+}
+
+// A level that is missing has a reason, in `quire info` and in the error of who asks for it.
+TEST(TorchBackend, SaysWhyALevelIsMissing) {
+  const std::string missing = torch_sdpa::missing_for_cuda();
+  if (missing.empty()) GTEST_SKIP() << "torch can use CUDA here";
+  const auto row =
+      std::find_if(backend_table().begin(), backend_table().end(),
+                   [](const auto& entry) { return std::string(entry.name) == "torch"; });
+  ASSERT_NE(row, backend_table().end());
+  const Availability availability = row->probe();
+  EXPECT_TRUE(availability.available);
+  EXPECT_EQ(availability.version, torch_version());
+  EXPECT_EQ(availability.reasons, std::vector<std::string>{"no level cuda: " + missing});
+  try {
+    static_cast<void>(make_backend("torch", {.num_threads = 0, .isa = "cuda"}));
+    FAIL() << "torch has a level that it does not list";
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find(missing), std::string::npos) << error.what();
+  }
 }
 
 }  // namespace

@@ -66,7 +66,7 @@ TEST(OpenVino, PassesWhatItClaims) {
     EXPECT_EQ(backend->info().version, entry().probe().version);
     const conformance::RunSummary summary = expect_claims(*backend, all_refusals());
     EXPECT_EQ(summary.num_failed, 0);
-    EXPECT_GE(summary.num_passed, 150);
+    EXPECT_GE(summary.num_passed, 177);  // it may grow, not shrink
   }
 }
 

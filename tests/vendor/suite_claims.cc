@@ -10,6 +10,7 @@
 #include <memory>
 
 #include "base/check.h"
+#include "base/host_memory.h"
 #include "base/number_formats.h"
 #include "conformance/case_list.h"
 #include "layout/kv_rows.h"
@@ -36,7 +37,7 @@ constexpr std::int32_t kQueries = 5;
 constexpr std::int32_t kKeys = 9;
 constexpr int kDims = 16;
 
-AttentionSpec small_spec(DType dtype) {
+AttentionSpec small_spec(DType dtype, bool has_bias) {
   AttentionSpec spec;
   spec.num_q_heads = 4;
   spec.num_kv_heads = 2;
@@ -44,32 +45,81 @@ AttentionSpec small_spec(DType dtype) {
   spec.q_dtype = spec.out_dtype = dtype;
   spec.kv.dtype = dtype;
   spec.kv.block_size = 4;
-  spec.features.bias = true;
+  spec.features.bias = has_bias;
   return spec;
+}
+
+// Memory where the backend computes, with what the host has.
+class Copied {
+ public:
+  Copied(DeviceMemory& memory, const void* data, std::int64_t size_bytes)
+      : memory_(memory), data_(memory.allocate(size_bytes)), size_bytes_(size_bytes) {
+    memory_.copy_to_device(data_, data, size_bytes_, Stream{});
+    memory_.synchronize(Stream{});
+  }
+  ~Copied() { memory_.free(data_); }
+  Copied(const Copied&) = delete;
+  Copied& operator=(const Copied&) = delete;
+
+  void* data() const { return data_; }
+  void read(void* to) const {
+    memory_.copy_to_host(to, data_, size_bytes_, Stream{});
+    memory_.synchronize(Stream{});
+  }
+
+ private:
+  DeviceMemory& memory_;
+  void* data_;
+  std::int64_t size_bytes_;
+};
+
+// Key 6 is hidden from query 3 and key 2 from all.
+bool is_hidden_by_bias(std::int64_t query, std::int64_t key) {
+  return key == 2 || (key == 6 && query == 3);
 }
 
 float wave(std::int64_t i) {
   return std::sin(static_cast<float>(i) * 1.7F);
 }
 
-// Out of one sequence whose cache holds `value` at dim 3 of one key of kv head 0.
-std::vector<float> attend_with(AttentionBackend& backend, DType dtype, KvTensor tensor,
-                               std::int64_t key, float value) {
-  const AttentionSpec spec = small_spec(dtype);
-  const KvCache cache(backend.memory(), spec, plain_layout(spec), {.num_blocks = 3});
+// One sequence whose cache holds `value` at dim 3 of one key of kv head 0.
+struct NotFinite {
+  DType dtype;
+  KvTensor tensor;
+  std::int64_t key;
+  float value;
+  bool has_bias;
+
+  bool is_seen(std::int64_t query, std::int64_t head) const {
+    return head < 2 && key <= kKeys - kQueries + query &&
+           !(has_bias && is_hidden_by_bias(query, key));
+  }
+};
+
+void fill_cache(const NotFinite& c, const KvCacheView& layer) {
   std::vector<float> row(kDims);
-  for (std::int64_t j = 0; j < 3 * spec.kv.block_size; ++j) {
+  for (std::int64_t j = 0; j < 3 * layer.format.block_size; ++j) {
     for (const KvTensor part : {KvTensor::kK, KvTensor::kV}) {
       for (std::int64_t head = 0; head < 2; ++head) {
         for (std::int64_t d = 0; d < kDims; ++d) {
           row[static_cast<std::size_t>(d)] =
               j < kKeys ? wave(d + 16 * (j + 9 * (head + 2 * static_cast<int>(part)))) : kNaN;
         }
-        if (part == tensor && j == key && head == 0) row[3] = value;
-        store_row(cache.layer(0), part, j / 4, head, j % 4, row.data());
+        if (part == c.tensor && j == c.key && head == 0) row[3] = c.value;
+        store_row(layer, part, j / 4, head, j % 4, row.data());
       }
     }
   }
+}
+
+// Its out, [queries, 4, dims].
+std::vector<float> attend_with(AttentionBackend& backend, const NotFinite& c) {
+  const AttentionSpec spec = small_spec(c.dtype, c.has_bias);
+  DeviceMemory& memory = backend.memory();
+  const KvCache on_host(host_memory(), spec, plain_layout(spec), {.num_blocks = 3});
+  fill_cache(c, on_host.layer(0));
+  const KvCache cache(memory, spec, plain_layout(spec), {.num_blocks = 3});
+  memory.copy_to_device(cache.layer(0).k, on_host.layer(0).k, on_host.size_bytes(), Stream{});
   const std::vector<std::int32_t> begins = {0};
   const std::vector<std::int32_t> ends = {kQueries};
   const std::vector<std::int32_t> lens = {kKeys};
@@ -79,29 +129,61 @@ std::vector<float> attend_with(AttentionBackend& backend, DType dtype, KvTensor 
   batch.kv.lens = lens;
   batch.kv.blocks = BlockTables::padded(table, 3);
   const BatchBounds bounds{1, kQueries, kKeys, kKeys};
-  const WorkspaceBuffer workspace(backend.memory(), backend.workspace(spec, bounds));
+  const WorkspaceBuffer workspace(memory, backend.workspace(spec, bounds));
   const auto prepared = backend.make_prepared(spec, bounds, workspace.view());
   backend.prepare(*prepared, batch);
 
-  const std::int64_t num_values = kQueries * 4 * kDims;
-  std::vector<float> memory(2 * static_cast<std::size_t>(num_values));
-  for (std::int64_t i = 0; i < num_values; ++i) store_float(dtype, memory.data(), i, wave(3 * i));
-  const TensorView q(memory.data(), dtype, {kQueries, 4, kDims});
-  const MutableTensorView out(memory.data() + num_values, dtype, {kQueries, 4, kDims});
-  // Key 6 is hidden from query 3 and key 2 from all.
+  constexpr std::int64_t kNumValues = kQueries * 4 * kDims;
+  std::vector<float> values(kNumValues);
+  for (std::int64_t i = 0; i < kNumValues; ++i) store_float(c.dtype, values.data(), i, wave(3 * i));
+  const std::int64_t size_bytes = kNumValues * dtype_bytes(c.dtype);
+  const Copied q(memory, values.data(), size_bytes);
+  const Copied out(memory, values.data(), size_bytes);
   std::vector<float> bias(kQueries * kKeys, 0.25F);
-  for (int i = 0; i < kQueries; ++i) bias[static_cast<std::size_t>(i * kKeys + 2)] = -kInfinity;
-  bias[3 * kKeys + 6] = -kInfinity;
+  for (std::int64_t i = 0; i < kQueries; ++i) {
+    for (std::int64_t j = 0; j < kKeys; ++j) {
+      if (is_hidden_by_bias(i, j)) bias[static_cast<std::size_t>(i * kKeys + j)] = -kInfinity;
+    }
+  }
+  const Copied bias_there(memory, bias.data(), kQueries * kKeys * std::int64_t{sizeof(float)});
   AttentionParams params;
   params.scale = 0.25F;
-  params.bias = TensorView(bias.data(), DType::kF32, {1, 4, kQueries, kKeys});
-  params.bias.strides = {0, 0, kKeys, 1, 0};
-  backend.attend(*prepared, params, q, cache.layer(0), {out, {}});
+  if (c.has_bias) {
+    params.bias =
+        TensorView(bias_there.data(), DType::kF32, {1, 4, kQueries, kKeys}, memory.device());
+    params.bias.strides = {0, 0, kKeys, 1, 0};
+  }
+  backend.attend(
+      *prepared, params, TensorView(q.data(), c.dtype, {kQueries, 4, kDims}, memory.device()),
+      cache.layer(0),
+      {MutableTensorView(out.data(), c.dtype, {kQueries, 4, kDims}, memory.device()), {}});
+  out.read(values.data());
   std::vector<float> result;
-  for (std::int64_t i = 0; i < num_values; ++i) {
-    result.push_back(load_float(dtype, memory.data() + num_values, i));
+  for (std::int64_t i = 0; i < kNumValues; ++i) {
+    result.push_back(load_float(c.dtype, values.data(), i));
   }
   return result;
+}
+
+void expect_stays_put(AttentionBackend& reference, AttentionBackend& backend, const NotFinite& c,
+                      WhoSees who_sees) {
+  SCOPED_TRACE(concat(c.tensor == KvTensor::kK ? "K" : "V", " of key ", c.key, " holds ", c.value,
+                      ", ", dtype_name(c.dtype), c.has_bias ? ", with a bias" : ""));
+  const std::vector<float> want = attend_with(reference, c);
+  const std::vector<float> got = attend_with(backend, c);
+  const float tolerance = c.dtype == DType::kF32 ? 1e-5F : 0.03F;
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    const auto row = static_cast<std::int64_t>(i / kDims);
+    SCOPED_TRACE(concat("row ", row, " dim ", i % kDims));
+    if (who_sees == WhoSees::kBecomesNaN && c.is_seen(row / 4, row % 4)) {
+      ASSERT_TRUE(std::isnan(got[i])) << got[i];
+    } else if (std::isnan(want[i]) || std::isinf(want[i])) {
+      ASSERT_TRUE(std::isnan(want[i]) ? std::isnan(got[i]) : got[i] == want[i])
+          << got[i] << ", not " << want[i];
+    } else {
+      ASSERT_NEAR(got[i], want[i], tolerance);
+    }
+  }
 }
 
 }  // namespace
@@ -132,24 +214,13 @@ conformance::RunSummary expect_claims(AttentionBackend& backend,
   return summary;
 }
 
-void expect_not_finite_stays_put(AttentionBackend& backend, DType dtype) {
+void expect_not_finite_stays_put(AttentionBackend& backend, DType dtype, WhoSees who_sees) {
   const std::unique_ptr<AttentionBackend> reference = make_backend("reference");
-  for (const KvTensor tensor : {KvTensor::kK, KvTensor::kV}) {
-    for (const float value : {kNaN, kInfinity, -kInfinity}) {
-      for (const std::int64_t key : {0, 2, 6, 8}) {
-        SCOPED_TRACE(concat(tensor == KvTensor::kK ? "K" : "V", " of key ", key, " holds ", value,
-                            ", ", dtype_name(dtype)));
-        const std::vector<float> want = attend_with(*reference, dtype, tensor, key, value);
-        const std::vector<float> got = attend_with(backend, dtype, tensor, key, value);
-        const float tolerance = dtype == DType::kF32 ? 1e-5F : 0.03F;
-        for (std::size_t i = 0; i < want.size(); ++i) {
-          if (std::isnan(want[i]) || std::isinf(want[i])) {
-            ASSERT_TRUE(std::isnan(want[i]) ? std::isnan(got[i]) : got[i] == want[i])
-                << "row " << i / kDims << " dim " << i % kDims << ": " << got[i] << ", not "
-                << want[i];
-          } else {
-            ASSERT_NEAR(got[i], want[i], tolerance) << "row " << i / kDims << " dim " << i % kDims;
-          }
+  for (const bool has_bias : {true, false}) {
+    for (const KvTensor tensor : {KvTensor::kK, KvTensor::kV}) {
+      for (const float value : {kNaN, kInfinity, -kInfinity}) {
+        for (const std::int64_t key : {0, 2, 6, 8}) {
+          expect_stays_put(*reference, backend, {dtype, tensor, key, value, has_bias}, who_sees);
         }
       }
     }

@@ -23,8 +23,15 @@ struct Refusal {
 conformance::RunSummary expect_claims(AttentionBackend& backend,
                                       const std::vector<Refusal>& refusals);
 
+// What becomes of a row that sees a key or value that is not finite.
+enum class WhoSees : std::uint8_t {
+  kComputes,    // what the reference backend computes of it
+  kBecomesNaN,  // all of it is NaN
+};
+
 // Values that are not finite reach the rows that see them and no other, as they do on the
-// reference backend: in K, in V, in both, 8-bit or not, under causal masks and biases.
-void expect_not_finite_stays_put(AttentionBackend& backend, DType dtype);
+// reference backend: in K and in V, under causal masks and biases.
+void expect_not_finite_stays_put(AttentionBackend& backend, DType dtype,
+                                 WhoSees who_sees = WhoSees::kComputes);
 
 }  // namespace quire::testing

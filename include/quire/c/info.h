@@ -27,7 +27,7 @@ typedef struct quire_backend_info {
   int32_t batch_invariant;
   int32_t device_kind;
   int32_t device_index;
-  int64_t num_reasons;     // why it is not available
+  int64_t num_reasons;     // why it is not available, or a level of it is not
   int64_t num_isa_levels;  // usable on this machine, best first
 } quire_backend_info;
 

@@ -13,6 +13,7 @@ namespace quire::torch_sdpa {
 namespace {
 
 constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr std::int64_t kMaxFlashDims = 256;
 // From so many queries on torch may choose among its kernels: cuDNN makes a plan for every shape.
 constexpr std::int64_t kManyQueries = 256;
@@ -30,7 +31,8 @@ std::int64_t round_up(std::int64_t x, std::int64_t multiple) {
 struct Result {
   at::Tensor out;
   at::Tensor lse;
-  at::Tensor empty;  // [rows, num_q_heads or 1], bool: saw no key; or undefined
+  at::Tensor empty;       // [rows, num_q_heads or 1], bool: saw no key; or undefined
+  at::Tensor not_finite;  // [rows, num_q_heads], bool: saw a key that is not; or undefined
 };
 
 class Call {
@@ -51,6 +53,7 @@ class Call {
     if (takes_flash(spec_, p_.device) && call_.hiding <= Hiding::kBand) {
       Result result = flash();
       if (call_.has_empty_rows) result.empty = empty_ranges();
+      if (kv_.not_finite.defined()) result.not_finite = sees_not_finite();
       return result;
     }
     return folded();
@@ -64,7 +67,8 @@ class Call {
     const auto options = at::TensorOptions().dtype(at::kFloat).device(p_.device);
     return {.out = at::zeros({call_.num_rows, spec_.num_q_heads, spec_.value_dim}, options),
             .lse = at::full({call_.num_rows, spec_.num_q_heads}, kMinusInfinity, options),
-            .empty = at::ones({call_.num_rows, 1}, options.dtype(at::kBool))};
+            .empty = at::ones({call_.num_rows, 1}, options.dtype(at::kBool)),
+            .not_finite = {}};
   }
 
   at::Tensor ranges(const at::Tensor& list) const {
@@ -72,6 +76,42 @@ class Call {
   }
   at::Tensor empty_ranges() const {
     return ranges(p_.plan.range_begins).ge(ranges(p_.plan.range_ends)).unsqueeze(1);
+  }
+
+  // Rows by q head, of rows by kv head.
+  at::Tensor by_q_head(const at::Tensor& rows) const {
+    return rows.unsqueeze(2)
+        .expand({call_.num_rows, kv_heads_, group_})
+        .reshape({call_.num_rows, spec_.num_q_heads});
+  }
+  // Which rows see a key that is not finite, without a bias.
+  at::Tensor sees_not_finite() const {
+    if (call_.hiding == Hiding::kTree) {
+      return by_q_head(visible().unsqueeze(2).logical_and(keys_not_finite()).any(1));
+    }
+    const at::Tensor first = ranges(p_.plan.row_first_keys);
+    const at::Tensor before = kv_.not_finite.index_select(0, first + ranges(p_.plan.range_begins));
+    const at::Tensor after = kv_.not_finite.index_select(0, first + ranges(p_.plan.range_ends));
+    return by_q_head(after.gt(before));
+  }
+  // The same of what a mask shows, [sequences, num_q_heads, q_len, keys].
+  at::Tensor sees_not_finite(const at::Tensor& added) const {
+    const at::Tensor keys = keys_not_finite()
+                                .view({size_, call_.num_keys, kv_heads_, 1})
+                                .expand({size_, call_.num_keys, kv_heads_, group_})
+                                .reshape({size_, call_.num_keys, spec_.num_q_heads})
+                                .transpose(1, 2)
+                                .unsqueeze(2);
+    return added.ne(kMinusInfinity)
+        .logical_and(keys)
+        .any(3)
+        .transpose(1, 2)
+        .reshape({call_.num_rows, spec_.num_q_heads});
+  }
+  // [keys, num_kv_heads], bool.
+  at::Tensor keys_not_finite() const {
+    return kv_.not_finite.narrow(0, 1, call_.total_keys)
+        .gt(kv_.not_finite.narrow(0, 0, call_.total_keys));
   }
 
   // [rows, num_q_heads, dims] in the format that is computed in.
@@ -110,7 +150,8 @@ class Call {
     const bool is_square = call_.q_len == call_.num_keys || call_.hiding == Hiding::kNothing;
     if (!call_.is_ragged && !has_window && is_square && call_.q_len >= kManyQueries &&
         !needs_lse()) {
-      return chosen_by_torch();
+      // Its choice may be switched off; then flash is called by its name, never the math path.
+      if (const std::optional<Result> result = chosen_by_torch()) return *result;
     }
     const std::optional<std::int64_t> left = window(spec_.mask.window_left);
     const std::optional<std::int64_t> right =
@@ -122,7 +163,10 @@ class Call {
           q, kv_.k, kv_.v, p_.plan.q_bounds.narrow(0, call_.first_bound, num_bounds),
           p_.plan.key_bounds.narrow(0, call_.first_bound, num_bounds), call_.q_len, call_.num_keys,
           0.0, is_causal(), false, scale(), left, right);
-      return {.out = std::get<0>(forward), .lse = ragged_lse(std::get<1>(forward)), .empty = {}};
+      return {.out = std::get<0>(forward),
+              .lse = ragged_lse(std::get<1>(forward)),
+              .empty = {},
+              .not_finite = {}};
     }
     q = q.reshape({size_, call_.q_len, spec_.num_q_heads, dims_});
     const auto forward = at::_flash_attention_forward(
@@ -131,7 +175,8 @@ class Call {
     return {
         .out = std::get<0>(forward).reshape({call_.num_rows, spec_.num_q_heads, dims_}),
         .lse = std::get<1>(forward).transpose(1, 2).reshape({call_.num_rows, spec_.num_q_heads}),
-        .empty = {}};
+        .empty = {},
+        .not_finite = {}};
   }
 
   at::Tensor ragged_lse(const at::Tensor& lse) const {
@@ -143,15 +188,24 @@ class Call {
          " gives the log-sum-exp of a ragged batch in another shape");
   }
 
-  // No mask, or a square causal one: what torch itself finds best.
-  Result chosen_by_torch() const {
-    const at::Tensor q = queries().reshape({size_, call_.q_len, spec_.num_q_heads, dims_});
-    const at::Tensor out = at::scaled_dot_product_attention(
-        q.transpose(1, 2), by_sequence(kv_.k).transpose(1, 2), by_sequence(kv_.v).transpose(1, 2),
-        std::nullopt, 0.0, is_causal(), scale(), /*enable_gqa=*/group_ > 1);
-    return {.out = out.transpose(1, 2).reshape({call_.num_rows, spec_.num_q_heads, dims_}),
-            .lse = {},
-            .empty = {}};
+  // No mask, or a square causal one: what torch itself finds best. Nothing if that is its math
+  // path, which rounds scores and is slow.
+  std::optional<Result> chosen_by_torch() const {
+    constexpr std::int64_t kMath = 0;
+    const at::Tensor q =
+        queries().reshape({size_, call_.q_len, spec_.num_q_heads, dims_}).transpose(1, 2);
+    const at::Tensor k = by_sequence(kv_.k).transpose(1, 2);
+    const at::Tensor v = by_sequence(kv_.v).transpose(1, 2);
+    const bool enable_gqa = group_ > 1;
+    const std::int64_t choice =
+        at::_fused_sdp_choice(q, k, v, std::nullopt, 0.0, is_causal(), scale(), enable_gqa);
+    if (choice == kMath) return std::nullopt;
+    const at::Tensor out = at::scaled_dot_product_attention(q, k, v, std::nullopt, 0.0, is_causal(),
+                                                            scale(), enable_gqa);
+    return Result{.out = out.transpose(1, 2).reshape({call_.num_rows, spec_.num_q_heads, dims_}),
+                  .lse = {},
+                  .empty = {},
+                  .not_finite = {}};
   }
 
   double scale() const { return static_cast<double>(p_.params.scale); }
@@ -206,18 +260,22 @@ class Call {
     const bool adds = !p_.params.alibi_slopes.empty() || p_.params.bias.present();
     const bool is_plain_band = call_.hiding == Hiding::kBand && spec_.mask.causal &&
                                spec_.mask.window_left < 0 && group_ == 1 && !p_.device.is_cpu();
-    DenseKv kv{.k = by_sequence(kv_.k), .v = by_sequence(kv_.v)};
+    const DenseKv kv{.k = by_sequence(kv_.k), .v = by_sequence(kv_.v), .not_finite = {}};
     std::optional<at::Tensor> bias;
     at::Tensor empty;
+    at::Tensor not_finite;
     if (adds || (call_.hiding != Hiding::kNothing && !is_plain_band)) {
       const at::Tensor added = mask();
       empty = added.eq(kMinusInfinity).all(3).expand({size_, spec_.num_q_heads, call_.q_len});
       empty = empty.transpose(1, 2).reshape({call_.num_rows, spec_.num_q_heads});
       bias = fold_mask(added);
-      if (p_.params.bias.present()) clear_hidden(added, kv);
+      if (p_.params.bias.present() && kv_.not_finite.defined()) {
+        not_finite = sees_not_finite(added);
+      }
     } else if (call_.has_empty_rows) {
       empty = empty_ranges();
     }
+    if (kv_.not_finite.defined() && !not_finite.defined()) not_finite = sees_not_finite();
     const at::Tensor q = queries()
                              .reshape({size_, call_.q_len, kv_heads_, group_, dims_})
                              .transpose(2, 3)
@@ -225,6 +283,7 @@ class Call {
     Result result =
         p_.device.is_cpu() ? on_cpu(q, kv, bias) : efficient(q, kv, bias, !bias && is_plain_band);
     result.empty = empty;
+    result.not_finite = not_finite;
     return result;
   }
 
@@ -244,14 +303,6 @@ class Call {
         .expand({size_, kv_heads_, call_.q_len * group_, call_.num_keys});
   }
 
-  // A key that a bias hides from all rows may hold anything.
-  static void clear_hidden(const at::Tensor& added, DenseKv& kv) {
-    const at::Tensor hidden =
-        added.eq(kMinusInfinity).all(1).all(1).unsqueeze(2).unsqueeze(3);  // [.., keys, 1, 1]
-    kv.k = kv.k.masked_fill(hidden, 0);
-    kv.v = kv.v.masked_fill(hidden, 0);
-  }
-
   // From [sequences, q_len * group, num_kv_heads, ...] to rows.
   at::Tensor unfold(const at::Tensor& x) const {
     std::vector<std::int64_t> shape = {size_, call_.q_len, group_, kv_heads_};
@@ -268,7 +319,7 @@ class Call {
     const auto forward = at::_efficient_attention_forward(
         q, kv.k, kv.v, bias, std::nullopt, std::nullopt, std::nullopt, std::nullopt, 0.0,
         causal ? kLowerRight : kNoMask, /*compute_log_sumexp=*/needs_lse(), scale());
-    Result result{.out = unfold(std::get<0>(forward)), .lse = {}, .empty = {}};
+    Result result{.out = unfold(std::get<0>(forward)), .lse = {}, .empty = {}, .not_finite = {}};
     if (needs_lse()) {
       const at::Tensor lse = std::get<1>(forward).narrow(2, 0, q.size(1));  // its rows are padded
       result.lse = unfold(lse.transpose(1, 2));
@@ -280,7 +331,10 @@ class Call {
                 const std::optional<at::Tensor>& bias) const {
     const auto [out, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
         q.transpose(1, 2), kv.k.transpose(1, 2), kv.v.transpose(1, 2), 0.0, false, bias, scale());
-    return {.out = unfold(out.transpose(1, 2)), .lse = unfold(lse.transpose(1, 2)), .empty = {}};
+    return {.out = unfold(out.transpose(1, 2)),
+            .lse = unfold(lse.transpose(1, 2)),
+            .empty = {},
+            .not_finite = {}};
   }
 
   const DeviceProblem& p_;
@@ -315,6 +369,16 @@ void gather_one(const DeviceCall& call, const PlanTensors& plan, const KvCacheVi
   target.narrow(2, 0, dims).copy_(rows);
 }
 
+// Zeroes rows of K or V that are not finite; returns which were, [keys, num_kv_heads].
+at::Tensor clear_not_finite(at::Tensor& rows) {
+  // The largest magnitude is not finite where any is not.
+  const at::Tensor largest =
+      at::linalg_vector_norm(rows, std::numeric_limits<double>::infinity(), at::IntArrayRef{2});
+  at::Tensor found = largest.isfinite().logical_not();
+  rows.masked_fill_(found.unsqueeze(2), 0);
+  return found;
+}
+
 }  // namespace
 
 DType device_compute_type(const AttentionSpec& spec) noexcept {
@@ -335,11 +399,23 @@ std::vector<std::int64_t> dense_shape(const AttentionSpec& spec, const DeviceCal
   return {call.total_keys, spec.num_kv_heads, device_dims(spec)};
 }
 
+std::vector<std::int64_t> count_shape(const AttentionSpec& spec, const DeviceCall& call) {
+  const bool hides = call.hiding == Hiding::kBand || call.hiding == Hiding::kRanges ||
+                     call.hiding == Hiding::kTree || spec.features.bias;
+  if (!hides || call.total_keys == 0) return {};
+  return {call.total_keys + 1, spec.num_kv_heads};
+}
+
 void gather(const AttentionSpec& spec, const DeviceCall& call, const PlanTensors& plan,
             const KvCacheView& cache, DenseKv& kv) {
   if (call.total_keys == 0) return;
   gather_one(call, plan, cache, KvTensor::kK, kv.k);
   if (!spec.kv.v_in_k) gather_one(call, plan, cache, KvTensor::kV, kv.v);
+  if (!kv.not_finite.defined()) return;
+  at::Tensor found = clear_not_finite(kv.k);
+  if (!spec.kv.v_in_k) found = found.logical_or(clear_not_finite(kv.v));
+  at::Tensor counts = kv.not_finite.narrow(0, 1, call.total_keys);
+  counts.copy_(found.cumsum(0, at::kLong));
 }
 
 void attend_call(const DeviceProblem& p, const DeviceCall& call, const DenseKv& kv) {
@@ -354,6 +430,10 @@ void attend_call(const DeviceProblem& p, const DeviceCall& call, const DenseKv& 
   if (result.empty.defined()) {
     out = out.masked_fill(result.empty.unsqueeze(2), 0);
     if (result.lse.defined()) result.lse = result.lse.masked_fill(result.empty, kMinusInfinity);
+  }
+  if (result.not_finite.defined()) {
+    out = out.masked_fill(result.not_finite.unsqueeze(2), kNaN);
+    if (result.lse.defined()) result.lse = result.lse.masked_fill(result.not_finite, kNaN);
   }
   const auto store = [&](const MutableTensorView& view, const at::Tensor& values) {
     at::Tensor target = view_mutable(view);

@@ -20,17 +20,22 @@ namespace quire::torch_sdpa {
 
 // The lists of a plan where torch computes.
 struct PlanTensors {
-  at::Tensor key_blocks, key_tokens, key_positions;          // [keys of all calls], i64
-  at::Tensor rows, row_positions, range_begins, range_ends;  // [rows of all calls], i64
-  at::Tensor q_bounds, key_bounds;                           // i32
-  at::Tensor patterns;                                       // u8
-  at::Tensor new_rows, new_blocks, new_tokens;               // [new tokens], i64
+  at::Tensor key_blocks, key_tokens, key_positions;     // [keys of all calls], i64
+  at::Tensor rows, row_positions;                       // [rows of all calls], i64
+  at::Tensor range_begins, range_ends, row_first_keys;  // as the rows
+  at::Tensor q_bounds, key_bounds;                      // i32
+  at::Tensor patterns;                                  // u8
+  at::Tensor new_rows, new_blocks, new_tokens;          // [new tokens], i64
 };
 
 // K and V of one call, [keys, num_kv_heads, padded dims]; V may be K itself.
+//
+// In a dense product 0 * NaN would reach rows that must not see a key. Where a call hides keys from
+// rows, K and V that are not finite are zero here, and counted: rows that see one become NaN.
 struct DenseKv {
   at::Tensor k;
   at::Tensor v;
+  at::Tensor not_finite;  // [keys + 1, num_kv_heads], i64: how many of the keys before are not
 };
 
 // The format that torch computes in, and how long its rows are.
@@ -41,6 +46,8 @@ bool takes_flash(const AttentionSpec& spec, at::Device device) noexcept;
 
 // Of K and of V of a call. Memory of it is zeroed once: dims past those of the cache stay 0.
 std::vector<std::int64_t> dense_shape(const AttentionSpec& spec, const DeviceCall& call);
+// Of the counts of a call, whose memory is zeroed once too; empty: it hides nothing.
+std::vector<std::int64_t> count_shape(const AttentionSpec& spec, const DeviceCall& call);
 // Fills K and V of a call; 8-bit values are multiplied by their scales.
 void gather(const AttentionSpec& spec, const DeviceCall& call, const PlanTensors& plan,
             const KvCacheView& cache, DenseKv& kv);

@@ -3,13 +3,14 @@
 
 #include <algorithm>
 #include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
-#include "backends/torch/cuda_memory.h"
 #include "backends/torch/device_attend.h"
 #include "backends/torch/device_batch.h"
 #include "backends/torch/device_store.h"
+#include "backends/torch/guarded.h"
 #include "backends/torch/sdpa.h"
 #include "base/check.h"
 #include "base/host_memory.h"
@@ -22,17 +23,21 @@ const DevicePrepared& self(const PreparedBatch& prepared) {
   return static_cast<const DevicePrepared&>(prepared);
 }
 
-// Torch's errors as quire's.
-template <class F>
-void guarded(const char* what, F&& f) {
-  try {
-    f();
-  } catch (const c10::OutOfMemoryError& error) {
-    fail(ErrorCode::kOutOfMemory, "torch ", version(), ": ", what, ": ",
-         error.what_without_backtrace());
-  } catch (const c10::Error& error) {
-    fail(ErrorCode::kDevice, "torch ", version(), ": ", what, ": ", error.what_without_backtrace());
-  }
+// What errors name: the spec of a batch, or what is known of a call without one.
+auto spec_of(const PreparedBatch& prepared) {
+  return [&prepared] { return to_string(prepared.spec()); };
+}
+
+std::string cache_text(const KvCacheView& cache) {
+  return concat("a cache of ", cache.num_blocks, " blocks of ", cache.format.block_size, ", ",
+                cache.num_kv_heads, " kv heads, dims ", cache.head_dim, "/", cache.value_dim, ", ",
+                dtype_name(cache.format.dtype));
+}
+
+std::string merge_text(std::span<const Partial> partials, const AttentionOutput& output) {
+  const MutableTensorView& out = output.out;
+  return concat(partials.size(), " partials of ", out.shape[0], " rows, ", out.shape[1],
+                " heads, dim ", out.shape[2], ", ", dtype_name(out.dtype));
 }
 
 // K and V by call, in memory that torch's allocator does not know.
@@ -45,12 +50,14 @@ class HeldKv final : public GatheredKv {
 class TorchDeviceBackend final : public AttentionBackend, public DenseStages {
  public:
   // `own` may be null: then the memory is the host's.
-  explicit TorchDeviceBackend(std::unique_ptr<DeviceMemory> own)
+  explicit TorchDeviceBackend(std::unique_ptr<PolledMemory> own)
       : own_(std::move(own)),
         memory_(own_ != nullptr ? *own_ : host_memory()),
         device_(torch_device(memory_.device())) {
     // Torch sets itself up on a device when it first allocates there: not within a recording.
-    guarded("first allocation", [&] { at::empty({1}, at::TensorOptions().device(device_)); });
+    guarded(
+        "first allocation", [&] { return concat("device ", device_.str()); },
+        [&] { at::empty({1}, at::TensorOptions().device(device_)); });
   }
 
   BackendInfo info() const override {
@@ -66,17 +73,19 @@ class TorchDeviceBackend final : public AttentionBackend, public DenseStages {
     const AttentionSpec& spec = prepared.spec();
     auto held = std::make_unique<HeldKv>();
     for (const DeviceCall& call : self(prepared).calls.calls) {
-      const auto make = [&] {
-        const std::vector<std::int64_t> shape = dense_shape(spec, call);
-        const DType dtype = device_compute_type(spec);
-        const std::int64_t size_bytes = shape[0] * shape[1] * shape[2] * dtype_bytes(dtype);
+      const auto make = [&](const std::vector<std::int64_t>& shape, at::ScalarType type) {
+        std::int64_t size_bytes = static_cast<std::int64_t>(c10::elementSize(type));
+        for (const std::int64_t size : shape) size_bytes *= size;
         held->memory.emplace_back(memory_, std::max<std::int64_t>(size_bytes, 1));
         memory_.fill(held->memory.back().data(), 0, size_bytes, Stream{});
-        return view_memory(held->memory.back().data(), shape, scalar_type_of(dtype), device_);
+        return view_memory(held->memory.back().data(), shape, type, device_);
       };
+      const at::ScalarType type = scalar_type_of(device_compute_type(spec));
       DenseKv kv;
-      kv.k = make();
-      kv.v = spec.kv.v_in_k ? kv.k : make();
+      kv.k = make(dense_shape(spec, call), type);
+      kv.v = spec.kv.v_in_k ? kv.k : make(dense_shape(spec, call), type);
+      const std::vector<std::int64_t> counts = count_shape(spec, call);
+      if (!counts.empty()) kv.not_finite = make(counts, at::kLong);
       held->kv.push_back(kv);
     }
     memory_.synchronize(Stream{});
@@ -87,7 +96,7 @@ class TorchDeviceBackend final : public AttentionBackend, public DenseStages {
               Stream stream) override {
     const DevicePrepared& mine = self(prepared);
     auto& held = static_cast<HeldKv&>(gathered);
-    guarded("gather", [&] {
+    guarded("gather", spec_of(prepared), [&] {
       const DeviceScope scope(device_, stream);
       for (std::size_t i = 0; i < mine.calls.calls.size(); ++i) {
         torch_sdpa::gather(mine.spec(), mine.calls.calls[i], mine.lists, cache, held.kv[i]);
@@ -127,13 +136,15 @@ class TorchDeviceBackend final : public AttentionBackend, public DenseStages {
   }
 
   void do_prepare(PreparedBatch& prepared, Stream stream) override {
-    guarded("prepare", [&] { static_cast<DevicePrepared&>(prepared).plan(device_, stream); });
+    guarded("prepare", spec_of(prepared),
+            [&] { static_cast<DevicePrepared&>(prepared).plan(device_, stream); });
   }
 
   void do_append(const PreparedBatch& prepared, const NewKv& new_kv, const KvCacheView& cache,
                  Stream stream) override {
     self(prepared).require_fits(cache);
-    guarded("append", [&] {
+    self(prepared).last_stream = stream;
+    guarded("append", spec_of(prepared), [&] {
       const DeviceScope scope(device_, stream);
       store_new(self(prepared).lists, new_kv, cache);
     });
@@ -155,6 +166,8 @@ class TorchDeviceBackend final : public AttentionBackend, public DenseStages {
       DenseKv kv;
       kv.k = make();
       kv.v = spec.kv.v_in_k ? kv.k : make();
+      const std::vector<std::int64_t> counts = count_shape(spec, call);
+      if (!counts.empty()) kv.not_finite = at::zeros(counts, options.dtype(at::kLong));
       torch_sdpa::gather(spec, call, self(prepared).lists, source.cache, kv);
       return kv;
     });
@@ -162,10 +175,12 @@ class TorchDeviceBackend final : public AttentionBackend, public DenseStages {
 
   void do_merge(std::span<const Partial> partials, ArrayView<float> sinks,
                 const AttentionOutput& output, Stream stream) override {
-    guarded("merge", [&] {
-      const DeviceScope scope(device_, stream);
-      merge_on_device(partials, sinks, output, device_);
-    });
+    guarded(
+        "merge", [&] { return merge_text(partials, output); },
+        [&] {
+          const DeviceScope scope(device_, stream);
+          merge_on_device(partials, sinks, output, device_);
+        });
   }
 
   void do_copy_blocks(std::span<const KvCacheView> src, std::span<const KvCacheView> dst,
@@ -175,6 +190,10 @@ class TorchDeviceBackend final : public AttentionBackend, public DenseStages {
   void do_copy_region(std::span<const KvCacheView> src, std::span<const KvCacheView> dst,
                       const BlockRegionCopy& region, Stream stream) override {
     copy_layers(src, dst, {&region.blocks, 1}, region.first_token, region.num_tokens, stream);
+  }
+
+  Status do_poll(PreparedBatch& prepared) override {
+    return own_ != nullptr ? own_->poll(self(prepared).last_stream) : Status{};
   }
 
  private:
@@ -189,7 +208,8 @@ class TorchDeviceBackend final : public AttentionBackend, public DenseStages {
                                 .q = q,
                                 .output = output,
                                 .device = device_};
-    guarded("attend", [&] {
+    mine.last_stream = stream;
+    guarded("attend", spec_of(prepared), [&] {
       const DeviceScope scope(device_, stream);
       for (std::size_t i = 0; i < mine.calls.calls.size(); ++i) {
         const DeviceCall& call = mine.calls.calls[i];
@@ -207,15 +227,21 @@ class TorchDeviceBackend final : public AttentionBackend, public DenseStages {
       fail(ErrorCode::kUnsupported, "layer ", i, ": layout ", static_cast<int>(layout),
            ": torch copies by strides, which the plain layout has");
     }
-    guarded("copy of blocks", [&] {
-      const DeviceScope scope(device_, stream);
-      for (std::size_t i = 0; i < src.size(); ++i) {
-        copy_tokens(src[i], dst[i], copies, first_token, num_tokens);
-      }
-    });
+    guarded(
+        "copy of blocks", [&] { return cache_text(src[0]); },
+        [&] {
+          const SerialRegion serial;  // for operations on the host's side
+          // What is read on the host may still be written by work on the stream.
+          if (std::any_of(src.begin(), src.end(), is_on_host)) memory_.synchronize(stream);
+          const DeviceScope scope(device_, stream);
+          for (std::size_t i = 0; i < src.size(); ++i) {
+            copy_tokens(src[i], dst[i], copies, first_token, num_tokens);
+          }
+        });
   }
+  static bool is_on_host(const KvCacheView& cache) noexcept { return cache.device.is_host(); }
 
-  std::unique_ptr<DeviceMemory> own_;
+  std::unique_ptr<PolledMemory> own_;
   DeviceMemory& memory_;
   at::Device device_;
 };
@@ -226,8 +252,9 @@ std::unique_ptr<AttentionBackend> make_cuda_backend() {
   return std::make_unique<TorchDeviceBackend>(make_cuda_memory());
 }
 
-std::unique_ptr<AttentionBackend> make_device_backend_on_host() {
-  return std::make_unique<TorchDeviceBackend>(nullptr);
+std::unique_ptr<AttentionBackend> make_device_backend_on_host(
+    std::unique_ptr<PolledMemory> memory) {
+  return std::make_unique<TorchDeviceBackend>(std::move(memory));
 }
 
 }  // namespace quire::torch_sdpa

@@ -6,6 +6,7 @@
 
 #include <memory>
 
+#include "backends/torch/cuda_memory.h"
 #include "quire/backend.h"
 #include "quire/registry.h"
 
@@ -15,7 +16,8 @@ namespace quire::torch_sdpa {
 std::unique_ptr<AttentionBackend> make_cuda_backend();
 
 // The same operations on tensors in host memory, where the only kernel is torch's own of the CPU:
-// for tests on machines without a device.
-std::unique_ptr<AttentionBackend> make_device_backend_on_host();
+// for tests on machines without a device. `memory` may be null: quire's own.
+std::unique_ptr<AttentionBackend> make_device_backend_on_host(
+    std::unique_ptr<PolledMemory> memory = nullptr);
 
 }  // namespace quire::torch_sdpa

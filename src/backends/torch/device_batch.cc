@@ -74,7 +74,7 @@ DeviceBytes::~DeviceBytes() {
 std::int64_t DevicePrepared::list_bytes(const BatchBounds& bounds) noexcept {
   constexpr std::int64_t kLong = sizeof(std::int64_t);
   constexpr std::int64_t kInt = sizeof(std::int32_t);
-  return 3 * aligned(bounds.max_total_kv_len * kLong) + 7 * aligned(bounds.max_tokens * kLong) +
+  return 3 * aligned(bounds.max_total_kv_len * kLong) + 8 * aligned(bounds.max_tokens * kLong) +
          2 * aligned(max_bounds(bounds) * kInt);
 }
 
@@ -120,6 +120,7 @@ void DevicePrepared::upload(at::Device device, Stream stream) {
   lists.row_positions = packer.put(calls.row_positions, at::kLong);
   lists.range_begins = packer.put(calls.range_begins, at::kLong);
   lists.range_ends = packer.put(calls.range_ends, at::kLong);
+  lists.row_first_keys = packer.put(calls.row_first_keys, at::kLong);
   lists.q_bounds = packer.put(calls.q_bounds, at::kInt);
   lists.key_bounds = packer.put(calls.key_bounds, at::kInt);
   lists.new_rows = packer.put(calls.new_rows, at::kLong);

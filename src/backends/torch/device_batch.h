@@ -49,6 +49,7 @@ class DevicePrepared final : public PreparedBatch {
 
   DevicePlan calls;
   PlanTensors lists;
+  mutable Stream last_stream;  // of work on the batch: whose errors poll reports
 
  private:
   BatchView host_batch(Stream stream);

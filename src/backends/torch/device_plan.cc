@@ -2,9 +2,11 @@
 #include "backends/torch/device_plan.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <utility>
 
+#include "base/check.h"
 #include "layout/kv_offset.h"
 
 namespace quire::torch_sdpa {
@@ -113,9 +115,8 @@ class Planner {
   }
 
   void add_bounds(const DeviceCall& call) {
-    plan_.q_bounds.push_back(static_cast<std::int32_t>(std::ssize(plan_.rows) - call.first_row));
-    plan_.key_bounds.push_back(
-        static_cast<std::int32_t>(std::ssize(plan_.key_blocks) - call.first_key));
+    plan_.q_bounds.push_back(ragged_bound(std::ssize(plan_.rows) - call.first_row, "queries"));
+    plan_.key_bounds.push_back(ragged_bound(std::ssize(plan_.key_blocks) - call.first_key, "keys"));
   }
 
   void add_sequence(std::int64_t s, DeviceCall& call) {
@@ -143,6 +144,7 @@ class Planner {
     const std::int64_t end = std::clamp(seen.end, begin, keys.end);
     plan_.range_begins.push_back(begin - keys.begin);
     plan_.range_ends.push_back(end - keys.begin);
+    plan_.row_first_keys.push_back(std::ssize(plan_.key_blocks) - call.first_key);
     if (begin == end) call.has_empty_rows = true;
     if (call.hiding == Hiding::kNothing && end - begin != keys.size()) {
       call.hiding = spec_.mask.chunk > 0 ? Hiding::kRanges : Hiding::kBand;
@@ -185,12 +187,20 @@ class Planner {
 void DevicePlan::clear() {
   calls.clear();
   for (auto* list : {&key_blocks, &key_tokens, &key_positions, &rows, &row_positions, &range_begins,
-                     &range_ends, &new_rows, &new_blocks, &new_tokens}) {
+                     &range_ends, &row_first_keys, &new_rows, &new_blocks, &new_tokens}) {
     list->clear();
   }
   q_bounds.clear();
   key_bounds.clear();
   patterns.clear();
+}
+
+std::int32_t ragged_bound(std::int64_t value, const char* what) {
+  if (value > std::numeric_limits<std::int32_t>::max()) {
+    fail(ErrorCode::kUnsupported, "torch takes ragged batches of up to ",
+         std::numeric_limits<std::int32_t>::max(), " ", what, ", this one has ", value);
+  }
+  return static_cast<std::int32_t>(value);
 }
 
 void make_device_plan(const AttentionSpec& spec, const BatchView& batch, bool takes_ragged,

@@ -55,6 +55,7 @@ struct DevicePlan {
   std::vector<std::int64_t> row_positions;
   std::vector<std::int64_t> range_begins;
   std::vector<std::int64_t> range_ends;
+  std::vector<std::int64_t> row_first_keys;  // of its sequence: where ranges count from in the call
   // Of ragged calls: offsets of sequences in rows and keys.
   std::vector<std::int32_t> q_bounds;
   std::vector<std::int32_t> key_bounds;
@@ -70,6 +71,10 @@ struct DevicePlan {
 
 // More different lengths than this become one call if `takes_ragged`.
 inline constexpr std::int64_t kMaxCallsByLength = 4;
+
+// A bound of a ragged call; kernels take 32 bits. Throws Error(kUnsupported) with a value that has
+// more.
+std::int32_t ragged_bound(std::int64_t value, const char* what);
 
 // Keeps the memory of `plan`. REQUIRES: a valid batch in host memory.
 void make_device_plan(const AttentionSpec& spec, const BatchView& batch, bool takes_ragged,

@@ -4,7 +4,7 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
-#include <dlfcn.h>
+#include <caffe2/core/common.h>
 #include <torch/version.h>
 
 #include <optional>
@@ -51,6 +51,14 @@ void require_fused(const Problem& p, const Inputs& in) {
        dtype_name(p.dtype), ", which rounds scores; are its fused kernels switched off?");
 }
 
+// Of the library in memory, which need not be the one whose headers were compiled; of the headers
+// if the library does not tell. It lives as long as the library.
+const char* loaded_version() {
+  const auto& options = caffe2::GetBuildOptions();
+  const auto found = options.find("TORCH_VERSION");
+  return found != options.end() ? found->second.c_str() : TORCH_VERSION;
+}
+
 void attend(const Problem& p, float* out, float* lse) {
   const c10::InferenceMode no_gradients;
   const Inputs in = view_inputs(p);
@@ -88,22 +96,21 @@ SerialRegion::~SerialRegion() {
 }
 
 const char* version() noexcept {
-  return TORCH_VERSION;
+  static const char* const kVersion = loaded_version();
+  return kVersion;
 }
 
-std::string missing_for_cuda() {
-  // Torch's library is large: not where there is no driver.
-  void* driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
-  if (driver == nullptr) return dlerror();
-  dlclose(driver);
-  // Registers itself with torch when it is loaded, and stays: torch keeps pointers into it.
-  if (dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL) == nullptr) return dlerror();
-  try {
-    if (at::hasCUDA()) return {};
-    return "torch finds no CUDA device";
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
+std::string version_mismatch(std::string_view built, std::string_view loaded) {
+  // What follows the numbers ("a0+git1234", "+cpu") says how, not what.
+  const auto numbers = [](std::string_view text) {
+    return text.substr(0, text.find_first_not_of("0123456789."));
+  };
+  if (numbers(built) == numbers(loaded)) return {};
+  return concat("built for torch ", built, ", the library that was loaded is torch ", loaded);
+}
+
+std::string version_mismatch() {
+  return version_mismatch(TORCH_VERSION, version());
 }
 
 }  // namespace quire::torch_sdpa

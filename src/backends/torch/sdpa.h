@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "quire/dtype.h"
 
@@ -44,10 +45,13 @@ class SerialRegion {
   int before_;
 };
 
-// "2.15.0".
+// "2.15.0", of the library that was loaded.
 const char* version() noexcept;
 
-// Empty if torch can compute on a CUDA device here, else why not. Loads torch's CUDA library.
-std::string missing_for_cuda();
+// Why a library must not be called by code that was compiled for another: the C++ interface of
+// torch changes with every release. Empty: the numbers are equal.
+std::string version_mismatch(std::string_view built, std::string_view loaded);
+// Of this code and the library that was loaded.
+std::string version_mismatch();
 
 }  // namespace quire::torch_sdpa

@@ -3,6 +3,7 @@
 
 #include "backends/dense/batch_parts.h"
 #include "backends/dense/dense_backend.h"
+#include "backends/torch/cuda_probe.h"
 #include "backends/torch/device_backend.h"
 #include "backends/torch/part.h"
 #include "backends/torch/sdpa.h"
@@ -101,18 +102,31 @@ class TorchBackend final : public dense::DenseBackend {
 }  // namespace torch_sdpa
 
 std::vector<std::string> torch_levels() {
-  std::vector<std::string> levels = {"cpu"};
-  if (torch_sdpa::missing_for_cuda().empty()) levels.emplace_back("cuda");
-  return levels;
+  if (torch_sdpa::missing_for_cuda().empty()) return {"cuda", "cpu"};
+  return {"cpu"};
+}
+
+Availability probe_torch() {
+  Availability found{.available = false, .version = torch_sdpa::version(), .reasons = {}};
+  if (const std::string mismatch = torch_sdpa::version_mismatch(); !mismatch.empty()) {
+    found.reasons.push_back(mismatch);
+    return found;
+  }
+  found.available = true;
+  if (const std::string missing = torch_sdpa::missing_for_cuda(); !missing.empty()) {
+    found.reasons.push_back("no level cuda: " + missing);
+  }
+  return found;
 }
 
 std::unique_ptr<AttentionBackend> make_torch_backend(const BackendOptions& options) {
   require(options.isa.empty() || options.isa == "cpu" || options.isa == "cuda",
           "torch has no level named '", options.isa, "'");
-  if (options.isa == "cuda") {
+  if (options.isa != "cpu") {
     const std::string missing = torch_sdpa::missing_for_cuda();
-    if (!missing.empty()) fail(ErrorCode::kUnsupported, "torch cannot use CUDA here: ", missing);
-    return torch_sdpa::make_cuda_backend();
+    if (missing.empty()) return torch_sdpa::make_cuda_backend();
+    if (options.isa == "cuda")
+      fail(ErrorCode::kUnsupported, "torch cannot use CUDA here: ", missing);
   }
   return std::make_unique<torch_sdpa::TorchBackend>(options);
 }

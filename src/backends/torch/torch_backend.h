@@ -13,9 +13,13 @@
 
 namespace quire {
 
-// Levels are where torch computes, and where its caches lie: "cpu" and host memory, and "cuda" and
-// device memory where it can.
+// Levels are where torch computes, and where its caches lie: "cuda" and device memory where it can,
+// and "cpu" and host memory.
 std::vector<std::string> torch_levels();
+// With the reason for the level that is missing. Not available: another torch was loaded than this
+// was compiled for.
+Availability probe_torch();
+// At the first level unless the options name one.
 std::unique_ptr<AttentionBackend> make_torch_backend(const BackendOptions& options);
 std::string torch_version();
 
