@@ -40,7 +40,10 @@ Error error_of(F&& f) {
 
 TEST(TorchErrors, AllThatIsThrownIsOurs) {
   const auto thrown = [](const std::function<void()>& f) {
-    return error_of([&] { guarded("attend", [] { return std::string("heads 3/2"); }, f); });
+    return error_of([&] {
+      guarded(
+          "attend", [] { return std::string("heads 3/2"); }, f);
+    });
   };
   const Error of_torch = thrown([] { TORCH_CHECK(false, "bad shape"); });
   EXPECT_EQ(of_torch.code(), ErrorCode::kDevice);
@@ -49,7 +52,8 @@ TEST(TorchErrors, AllThatIsThrownIsOurs) {
                     HasSubstr("bad shape")));
   const Error of_memory = thrown([] { throw std::bad_alloc(); });
   EXPECT_EQ(of_memory.code(), ErrorCode::kOutOfMemory);
-  const Error of_torch_memory = thrown([] { TORCH_CHECK_WITH(OutOfMemoryError, false, "no 3 GB"); });
+  const Error of_torch_memory =
+      thrown([] { TORCH_CHECK_WITH(OutOfMemoryError, false, "no 3 GB"); });
   EXPECT_EQ(of_torch_memory.code(), ErrorCode::kOutOfMemory);
   EXPECT_THAT(of_torch_memory.what(), HasSubstr("no 3 GB"));
   const Error of_library = thrown([] { throw std::runtime_error("the driver is gone"); });
@@ -152,8 +156,9 @@ TEST(TorchDeviceErrors, NameTheConfiguration) {
   std::vector<float> memory(64);
   const TensorView q(memory.data(), DType::kF32, {1, 3, 5});  // not what was prepared
   const MutableTensorView out(memory.data() + 32, DType::kF32, {1, 1, 8});
-  const Error error = error_of(
-      [&] { stages->attend_gathered(*batch.prepared, {}, q, *gathered, {out, {}}, {}); });
+  const Error error = error_of([&] {
+    stages->attend_gathered(*batch.prepared, {}, q, *gathered, {out, {}}, {});
+  });
   EXPECT_EQ(error.code(), ErrorCode::kDevice);
   EXPECT_THAT(error.what(), AllOf(HasSubstr(to_string(small_spec())), HasSubstr(version())));
 }
