@@ -78,7 +78,6 @@ QUIRE_DEVICE void merge_row(const AttendArgs& args, const Item& item, int row, i
   const std::int64_t first_row = item.partial_row - (item.split - first) * split_stride + row;
   const int num_states = item.num_splits - first;
   constexpr int kInFlight = 16;
-  static_assert(kTeam == 2 * kInFlight);
   const auto value_dim = static_cast<int>(args.output.out.shape[2]);
   const OutputRow to = output_row(args, item, row);
   QUIRE_NO_UNROLL
@@ -88,20 +87,6 @@ QUIRE_DEVICE void merge_row(const AttendArgs& args, const Item& item, int row, i
     float maximum = negative_infinity();
     QUIRE_NO_UNROLL
     for (int begin = 0; begin < num_states; begin += kTeam) {
-      const int count = num_states - begin < kTeam ? num_states - begin : kTeam;
-      Float4 values[2][kInFlight];  // those after are on their way while some are folded
-      const auto load_values = [&](int state, Float4(&group)[kInFlight]) {
-        QUIRE_UNROLL
-        for (int i = 0; i < kInFlight; ++i) {
-          const std::int64_t at = first_row + (begin + state + i) * split_stride;
-          const bool is_there = (state + i < count) & (dim < value_dim);
-          group[i] = is_there ? load_shared_by_blocks(reinterpret_cast<const Float4*>(
-                                    args.partial_values + at * args.value_stride + dim))
-                              : Float4{0.0F, 0.0F, 0.0F, 0.0F};
-        }
-      };
-      load_values(0, values[0]);
-      load_values(kInFlight, values[1]);
       // A state a lane: its maximum and sum are loaded once, and its factors handed out as its
       // values are folded.
       const bool is_state = begin + lane() < num_states;
@@ -116,21 +101,29 @@ QUIRE_DEVICE void merge_row(const AttendArgs& args, const Item& item, int row, i
       }
       const float last = shuffle(after, lane() > 0 ? lane() - 1 : 0);
       const FoldFactors own = fold_factors(lane() > 0 ? last : maximum, of_state, after);
-      QUIRE_UNROLL
-      for (int state = 0; state < kTeam; state += kInFlight) {
-        if (state >= count) break;
+      const int count = num_states - begin < kTeam ? num_states - begin : kTeam;
+      QUIRE_NO_UNROLL
+      for (int state = 0; state < count; state += kInFlight) {
+        Float4 values[kInFlight];
         QUIRE_UNROLL
         for (int i = 0; i < kInFlight; ++i) {
-          const int from = state + i;
+          const std::int64_t at = first_row + (begin + state + i) * split_stride;
+          const bool is_there = (state + i < count) & (dim < value_dim);
+          values[i] = is_there ? load_shared_by_blocks(reinterpret_cast<const Float4*>(
+                                     args.partial_values + at * args.value_stride + dim))
+                               : Float4{0.0F, 0.0F, 0.0F, 0.0F};
+        }
+        QUIRE_UNROLL
+        for (int i = 0; i < kInFlight; ++i) {
+          const int from = (state + i) % kTeam;
           const FoldFactors factors{shuffle(own.kept, from), shuffle(own.added, from)};
           const float next_sum = shuffle(sum_of_state, from);
           if (state + i >= count) continue;
-          const Float4& value = values[state / kInFlight][i];
           sum = fold_value(factors, sum, next_sum);
-          total[0] = fold_value(factors, total[0], value.x);
-          total[1] = fold_value(factors, total[1], value.y);
-          total[2] = fold_value(factors, total[2], value.z);
-          total[3] = fold_value(factors, total[3], value.w);
+          total[0] = fold_value(factors, total[0], values[i].x);
+          total[1] = fold_value(factors, total[1], values[i].y);
+          total[2] = fold_value(factors, total[2], values[i].z);
+          total[3] = fold_value(factors, total[3], values[i].w);
         }
       }
       maximum = shuffle(after, kTeam - 1);
