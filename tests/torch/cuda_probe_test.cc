@@ -62,7 +62,7 @@ TEST(TorchCudaProbe, DriversThatAreNoneAreReasons) {
 
 TEST(TorchCudaProbe, RuntimesThatAreOfNoUseAreReasons) {
   EXPECT_EQ(missing_in_cuda_runtime(Loaded("good").path()), "");
-  EXPECT_THAT(missing_in_cuda_runtime(file("good").c_str()), HasSubstr("is not loaded"));
+  EXPECT_THAT(missing_in_cuda_runtime(file("old").c_str()), HasSubstr("is not loaded"));
   EXPECT_EQ(missing_in_cuda_runtime(Loaded("lacking").path()),
             "the CUDA runtime of torch has no cudaStreamQuery");
   EXPECT_EQ(missing_in_cuda_runtime(Loaded("empty").path()),

@@ -44,7 +44,8 @@ std::string stem_of(std::string_view path) {
 }  // namespace
 
 std::string missing_in_driver(const char* library) {
-  const Library driver(dlopen(library, RTLD_LAZY | RTLD_LOCAL));
+  // It stays: a driver that has started has threads.
+  const Library driver(dlopen(library, RTLD_LAZY | RTLD_LOCAL | RTLD_NODELETE));
   if (!driver) return loader_message();
   const auto init = reinterpret_cast<int (*)(unsigned)>(dlsym(driver.get(), "cuInit"));
   const auto count = reinterpret_cast<int (*)(int*)>(dlsym(driver.get(), "cuDeviceGetCount"));
