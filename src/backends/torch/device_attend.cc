@@ -414,8 +414,9 @@ void gather(const AttentionSpec& spec, const DeviceCall& call, const PlanTensors
   if (!kv.not_finite.defined()) return;
   at::Tensor found = clear_not_finite(kv.k);
   if (!spec.kv.v_in_k) found = found.logical_or(clear_not_finite(kv.v));
+  // Along rows of memory: down few columns torch goes key by key.
   at::Tensor counts = kv.not_finite.narrow(0, 1, call.total_keys);
-  counts.copy_(found.cumsum(0, at::kLong));
+  counts.copy_(found.t().contiguous().cumsum(1, at::kLong).t());
 }
 
 void attend_call(const DeviceProblem& p, const DeviceCall& call, const DenseKv& kv) {
@@ -431,20 +432,26 @@ void attend_call(const DeviceProblem& p, const DeviceCall& call, const DenseKv& 
     out = out.masked_fill(result.empty.unsqueeze(2), 0);
     if (result.lse.defined()) result.lse = result.lse.masked_fill(result.empty, kMinusInfinity);
   }
-  if (result.not_finite.defined()) {
-    out = out.masked_fill(result.not_finite.unsqueeze(2), kNaN);
-    if (result.lse.defined()) result.lse = result.lse.masked_fill(result.not_finite, kNaN);
-  }
-  const auto store = [&](const MutableTensorView& view, const at::Tensor& values) {
+  // Rows of which `is_nan`, which may be undefined, says that they are; in the pass that copies.
+  const auto store = [&](const MutableTensorView& view, const at::Tensor& values,
+                         const at::Tensor& is_nan) {
     at::Tensor target = view_mutable(view);
-    if (call.q_begin >= 0) {
-      target.narrow(0, call.q_begin, call.num_rows).copy_(values);
+    const bool is_whole = call.q_begin >= 0;
+    if (is_whole) target = target.narrow(0, call.q_begin, call.num_rows);
+    if (is_whole && is_nan.defined() && values.scalar_type() == target.scalar_type()) {
+      at::where_out(target, is_nan, at::scalar_tensor(kNaN, values.options()), values);
+      return;
+    }
+    const at::Tensor rows = is_nan.defined() ? values.masked_fill(is_nan, kNaN) : values;
+    if (is_whole) {
+      target.copy_(rows);
     } else {
-      target.index_put_({attention.rows()}, values.to(target.scalar_type()));
+      target.index_put_({attention.rows()}, rows.to(target.scalar_type()));
     }
   };
-  store(p.output.out, out);
-  if (p.output.lse.present()) store(p.output.lse, result.lse);
+  const at::Tensor& is_nan = result.not_finite;
+  store(p.output.out, out, is_nan.defined() ? is_nan.unsqueeze(2) : at::Tensor());
+  if (p.output.lse.present()) store(p.output.lse, result.lse, is_nan);
 }
 
 }  // namespace quire::torch_sdpa
