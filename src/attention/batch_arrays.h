@@ -26,14 +26,14 @@ void for_each_array(const BatchView& batch, const Use& use) {
 }
 
 // Copies of them, for a batch whose own lie elsewhere.
-struct BatchStorage {
+struct CopiedArrays {
   std::vector<std::int32_t> begins, ends, lens, indices, table_begins, depths;
   std::vector<std::int64_t> rows, slots, tree_begins;
   std::vector<std::uint8_t> tree_bits;
 };
 // The batch over `to`, on the host; copy(array, vector) fills a vector.
 template <class Copy>
-BatchView copy_arrays(const BatchView& batch, BatchStorage& to, const Copy& copy) {
+BatchView copy_arrays(const BatchView& batch, CopiedArrays& to, const Copy& copy) {
   const auto held = [&copy](const auto& array, auto& vector) {
     copy(array, vector);
     return ArrayView(vector);

@@ -39,7 +39,7 @@ class ErrorSlot {
 struct FakePrepared final : PreparedBatch {
   using PreparedBatch::PreparedBatch;
   std::unique_ptr<PreparedBatch> inner;  // of the CPU backend; touched only by the stream's thread
-  BatchStorage uploaded;                 // likewise
+  CopiedArrays uploaded;                 // likewise
   mutable ErrorSlot error;
   mutable bool usable = false;  // likewise: the last prepare went well
 };
@@ -201,7 +201,7 @@ class FakeDevice final : public AttentionBackend {
   }
   NewKv on_host(const NewKv& new_kv) const { return {on_host(new_kv.k), on_host(new_kv.v)}; }
 
-  BatchView upload(const BatchView& batch, BatchStorage& to) const {
+  BatchView upload(const BatchView& batch, CopiedArrays& to) const {
     return copy_arrays(batch, to, [this](const auto& array, auto& storage) {
       const auto host = on_host(array);
       storage.assign(host.begin(), host.end());

@@ -56,7 +56,7 @@ class DevicePrepared final : public PreparedBatch {
   void upload(at::Device device, Stream stream);
 
   DeviceMemory& memory_;
-  BatchStorage host_arrays_;  // of arrays that lie on the device
+  CopiedArrays host_arrays_;  // of arrays that lie on the device
   BatchFacts found_;          // of metadata that was copied from the device
   DeviceBytes patterns_;
 };
