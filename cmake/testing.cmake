@@ -12,13 +12,17 @@ set(QUIRE_COMPUTING_TESTS
     kv_copy_test.cc
     number_formats_test.cc
 )
-function(quire_quick_to_compile)
-  foreach(source IN LISTS ARGN)
+function(quire_quick_to_compile target)
+  target_compile_options(${target} PRIVATE -O0)
+  get_target_property(sources ${target} SOURCES)
+  foreach(source IN LISTS sources)
     cmake_path(GET source FILENAME name)
-    if(name MATCHES "_test\\.cc$" AND NOT name IN_LIST QUIRE_COMPUTING_TESTS)
-      set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS -O0)
+    if(name MATCHES "\\.cc?$" AND (NOT name MATCHES "_test\\.cc$" OR name IN_LIST QUIRE_COMPUTING_TESTS))
+      set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS $<IF:$<CONFIG:Debug>,-O1,-O2>)
+      set_property(SOURCE ${source} PROPERTY SKIP_PRECOMPILE_HEADERS ON)
     endif()
   endforeach()
+  quire_precompile(${target} <gmock/gmock.h> <gtest/gtest.h>)
 endfunction()
 
 # quire_add_test(NAME <name> SOURCES <file>... [LIBS <target>...] [LABELS <label>...]
@@ -32,9 +36,9 @@ function(quire_add_test)
   endif()
   add_executable(${arg_NAME} ${arg_SOURCES})
   quire_target_flags(${arg_NAME})
-  quire_quick_to_compile(${arg_SOURCES})
   target_include_directories(${arg_NAME} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${arg_NAME} PRIVATE quire_internal ${arg_LIBS} GTest::gmock_main)
+  quire_quick_to_compile(${arg_NAME})
   quire_add_test_run(NAME ${arg_NAME} TARGET ${arg_NAME} TIMEOUT ${arg_TIMEOUT}
                      LABELS ${arg_LABELS} ARGS ${arg_ARGS} ENVIRONMENT ${arg_ENVIRONMENT})
 endfunction()
