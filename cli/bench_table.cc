@@ -5,8 +5,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <span>
 #include <string>
 #include <vector>
+
+#include "quire/registry.h"
 
 namespace quire::cli {
 namespace {
@@ -18,6 +21,13 @@ using benchmark::Result;
 
 constexpr double kGiga = 1e9;
 constexpr double kTera = 1e12;
+
+bool is_plugin(const std::string& backend) {
+  const std::span<const BackendEntry> table = backend_table();
+  return std::any_of(table.begin(), table.end(), [&](const BackendEntry& entry) {
+    return entry.plugin && backend == entry.name;
+  });
+}
 
 std::string time_text(double seconds) {
   if (seconds < 1e-3) return fmt::format("{:.1f} us", seconds * 1e6);
@@ -100,9 +110,11 @@ void print_result(const Result& result, bool is_first_of_case) {
     if (!result.notes.empty()) fmt::print("    {}\n", result.notes);
     return;
   }
-  // Models and primitives are made once; caches that warm up, all have.
+  // Models and primitives are made once; caches that warm up, all have. Peers of another library
+  // always show it.
   constexpr double kWarmUp = 3;
-  if (result.first_seconds > kWarmUp * (result.seconds + result.setup_seconds) + 1e-3) {
+  const bool is_peer = result.gather_seconds > 0 || is_plugin(result.backend);
+  if (is_peer || result.first_seconds > kWarmUp * (result.seconds + result.setup_seconds) + 1e-3) {
     fmt::print("    set-up apart: {} with the first call, {} in every step\n",
                time_text(result.first_seconds), time_text(result.setup_seconds));
   }

@@ -7,7 +7,7 @@ option(QUIRE_PRECOMPILE "Precompile the headers of large targets" OFF)
 function(quire_precompile target)
   get_target_property(sources ${target} SOURCES)
   list(LENGTH sources num_sources)
-  if(NOT QUIRE_PRECOMPILE OR num_sources LESS 4)
+  if(NOT QUIRE_PRECOMPILE OR num_sources LESS 6)
     return()
   endif()
   set(headers

@@ -165,10 +165,9 @@ bool read_numpy(const char* name, nb::handle source, Array& array) {
   array.data = from->data;
   array.read_only = (from->flags & kNumpyWriteable) == 0;
   array.library = ArrayLibrary::kNumpy;
-  bool is_dense = true;
   for (std::size_t i = 0; i < static_cast<std::size_t>(from->nd); ++i) {
     array.shape[i] = from->shape[i];
-    is_dense = is_dense && from->strides[i] % from->itemsize == 0;
+    const bool is_dense = from->strides[i] % from->itemsize == 0;
     array.strides[i] = from->strides[i] / from->itemsize;
     require(is_dense || from->shape[i] < 2, name, ": axis ", i, " has a stride of ",
             from->strides[i], " bytes, not a multiple of its elements of ", from->itemsize);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "registry/backend_row.h"
 
+#include <exception>
 #include <memory>
 
 namespace quire {
@@ -9,13 +10,21 @@ BackendRow describe_backend(const BackendEntry& entry) {
   BackendRow row{
       .entry = &entry, .availability = entry.probe(), .levels = {}, .info = {}, .features = {}};
   if (!row.availability.available) return row;
-  row.levels = entry.isa_levels();
-  const std::unique_ptr<AttentionBackend> backend = entry.make({});
-  row.info = backend->info();
-  for (const FeatureProbe& probe : feature_probes()) {
-    AttentionSpec spec = probe.spec;
-    spec.kv.layout = backend->preferred_layout(spec).id;
-    row.features.push_back(backend->supports(spec));
+  try {
+    row.levels = entry.isa_levels();
+    const std::unique_ptr<AttentionBackend> backend = entry.make({});
+    row.info = backend->info();
+    for (const FeatureProbe& probe : feature_probes()) {
+      AttentionSpec spec = probe.spec;
+      spec.kv.layout = backend->preferred_layout(spec).id;
+      row.features.push_back(backend->supports(spec));
+    }
+  } catch (const std::exception& error) {
+    row.availability.available = false;
+    row.availability.reasons.emplace_back(error.what());
+    row.levels.clear();
+    row.info = {};
+    row.features.clear();
   }
   return row;
 }

@@ -17,7 +17,8 @@ struct BackendRow {
   std::vector<Support> features;  // one per probe, where available
 };
 
-// Makes the backend, if it is available, and asks it; throws what that throws.
+// Makes the backend, if it is available, and asks it. One that cannot be made is not available, for
+// the reason that it throws.
 BackendRow describe_backend(const BackendEntry& entry);
 
 }  // namespace quire

@@ -177,12 +177,15 @@ def continuous_batching() -> Iterator[None]:
     change it to another (``auto_switch_to_flash=False``) nor, on a GPU, record graphs
     (``use_cuda_graph=False``). Other forward passes with these names
     are computed as ever. Written for transformers 5.17 and 5.22; another paged cache is an error.
+    One with-block at a time: a second one, inside the first or in another thread, is an error too.
     """
     try:
         from transformers.generation.continuous_batching.cache import PagedAttentionCache
     except ImportError as error:
         raise unsupported(f"transformers: no continuous batching that quire knows: {error}")
-    with _blocks:
+    if not _blocks.acquire(blocking=False):
+        raise unsupported("continuous_batching: a with-block of it is open; one at a time")
+    try:
         interface = AttentionInterface()
         before = {name: interface[name] for name in _NAMES if name in interface}
         if not before:
@@ -203,3 +206,5 @@ def continuous_batching() -> Iterator[None]:
         finally:
             for name, previous in before.items():
                 AttentionInterface.register(name, previous)
+    finally:
+        _blocks.release()

@@ -7,6 +7,7 @@ into one row; the model supplies everything but attention, which reads the cache
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import operator
 import threading
@@ -231,10 +232,13 @@ class Engine:
         self._releases[-1].atexit = False
 
     def close(self) -> None:
-        """Ends the engine; the last one of a model gives it the attention that it had before."""
+        """Ends the engine, after the step that another thread is in; the last one of a model gives
+        it the attention that it had before."""
         self._closed = True
-        for release in self._releases:
-            release()
+        inside = self._stepping == threading.get_ident()
+        with contextlib.nullcontext() if inside else self._step_lock:
+            for release in self._releases:
+                release()
 
     def __enter__(self) -> Engine:
         return self
@@ -340,7 +344,9 @@ class Engine:
         return new
 
     def stream(self) -> Iterator[tuple[Request, int]]:
-        """Tokens with their requests, as they come, until all requests have ended."""
+        """Tokens with their requests, as they come, until all requests have ended. Those of steps
+        that others take meanwhile (``step``, ``generate``, a loop over a request) go to them; a
+        request's ``tokens`` has all of its own."""
         pending: deque[tuple[Request, int]] = deque()
         while self.num_unfinished or pending:
             if not pending:
@@ -354,7 +360,14 @@ class Engine:
         Raises ``quire.Error`` if one does not fit into the cache even alone, and what choosing a
         token raised, when all have ended.
         """
-        requests = [self.submit(tokens, **settings) for tokens in prompts]
+        requests: list[Request] = []
+        try:
+            for tokens in prompts:
+                requests.append(self.submit(tokens, **settings))
+        except BaseException:
+            for request in requests:
+                request.cancel()
+            raise
         while not all(request.finished for request in requests):
             self.step()
         for i, request in enumerate(requests):

@@ -2,6 +2,8 @@
 #include "backends/dense/dense_backend.h"
 
 #include <algorithm>
+#include <exception>
+#include <new>
 
 #include "backends/cpu/append_call.h"
 #include "backends/cpu/merge_partials.h"
@@ -31,8 +33,20 @@ std::unique_ptr<ThreadPool> make_pool(const BackendOptions& options) {
 
 void FirstError::rethrow(const BackendInfo& info, const AttentionSpec& spec) const {
   if (!failed()) return;
-  fail(ErrorCode::kDevice, info.name, " ", info.version, " failed at ", to_string(spec), ": ",
-       message_);
+  const auto fail_with = [&](ErrorCode code, const char* message) {
+    fail(code, info.name, " ", info.version, " failed at ", to_string(spec), ": ", message);
+  };
+  try {
+    std::rethrow_exception(thrown_);
+  } catch (const Error& error) {
+    fail_with(error.code(), error.what());
+  } catch (const std::bad_alloc& error) {
+    fail_with(ErrorCode::kOutOfMemory, error.what());
+  } catch (const std::exception& error) {
+    fail_with(ErrorCode::kDevice, error.what());
+  } catch (...) {
+    fail_with(ErrorCode::kDevice, "something that is no exception was thrown");
+  }
 }
 
 DenseBackend::DenseBackend(const BackendOptions& options)

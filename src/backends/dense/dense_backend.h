@@ -21,22 +21,23 @@
 
 namespace quire::dense {
 
-// What the first of several threads to fail said.
+// What the first of several threads to fail threw.
 class FirstError {
  public:
-  void set(std::string message) noexcept {
+  // REQUIRES: called while something is being handled.
+  void keep_current() noexcept {
     const std::lock_guard lock(mutex_);
-    if (!failed_.exchange(true, std::memory_order_relaxed)) message_ = std::move(message);
+    if (!failed_.exchange(true, std::memory_order_relaxed)) thrown_ = std::current_exception();
   }
   bool failed() const noexcept { return failed_.load(std::memory_order_relaxed); }
-  // Throws Error(kDevice) that names the library and the configuration, if there was one.
-  // REQUIRES: no thread is left that may fail.
+  // If there was one, throws an Error that names the library and the configuration: with the code
+  // of an Error, kOutOfMemory for memory, else kDevice. REQUIRES: no thread is left that may fail.
   void rethrow(const BackendInfo& info, const AttentionSpec& spec) const;
 
  private:
   std::mutex mutex_;
   std::atomic<bool> failed_{false};
-  std::string message_;
+  std::exception_ptr thrown_;
 };
 
 class DenseBackend : public HostBackend, public GatherClock {
@@ -54,7 +55,7 @@ class DenseBackend : public HostBackend, public GatherClock {
                 const AttentionOutput& output, Stream stream) override;
 
   // Calls f(item, thread) for every item of [0, num_items) on the threads of the backend. What f
-  // throws ends the call, as Error(kDevice).
+  // throws ends the call, as FirstError says.
   template <class F>
   void run_items(const AttentionSpec& spec, std::int64_t num_items, F&& f) {
     FirstError error;
@@ -62,8 +63,8 @@ class DenseBackend : public HostBackend, public GatherClock {
       if (error.failed()) return;
       try {
         f(item, thread);
-      } catch (const std::exception& caught) {
-        error.set(caught.what());
+      } catch (...) {
+        error.keep_current();
       }
     });
     error.rethrow(info(), spec);

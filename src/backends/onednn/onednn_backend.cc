@@ -110,8 +110,13 @@ class OnednnBackend final : public dense::DenseBackend {
   std::unique_ptr<PreparedBatch> do_make_prepared(const AttentionSpec& spec,
                                                   const BatchBounds& bounds,
                                                   const Workspace& workspace) override {
-    return std::make_unique<OnednnPrepared>(spec, bounds, workspace, compute_type(spec),
-                                            num_threads(), engine_);
+    try {
+      return std::make_unique<OnednnPrepared>(spec, bounds, workspace, compute_type(spec),
+                                              num_threads(), engine_);
+    } catch (const dnnl::error& error) {
+      fail(ErrorCode::kDevice, "onednn ", onednn_version(), " failed at ", to_string(spec), ": ",
+           error.what());
+    }
   }
 
   // Cuts the batch into tiles and makes the primitives that are missing.

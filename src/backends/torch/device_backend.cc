@@ -136,6 +136,7 @@ class TorchDeviceBackend final : public AttentionBackend, public DenseStages {
   }
 
   void do_prepare(PreparedBatch& prepared, Stream stream) override {
+    self(prepared).last_stream = stream;
     guarded("prepare", spec_of(prepared),
             [&] { static_cast<DevicePrepared&>(prepared).plan(device_, stream); });
   }

@@ -2,6 +2,7 @@
 """quire.attend, append and merge on NumPy arrays, against attention in float64."""
 
 import gc
+import sys
 import threading
 
 import ml_dtypes
@@ -247,8 +248,55 @@ def test_outputs_of_the_caller():
     np.testing.assert_array_equal(lse, expected_lse)
 
 
+class Exchanged:
+    """Any library that knows DLPack and nothing else."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **settings):
+        return self.array.__dlpack__(**settings)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_any_producer_of_dlpack():
+    q, k, v = make_inputs()
+    expected = call(q, k, v)
+    out = np.zeros_like(expected)
+    call(Exchanged(q), Exchanged(k), Exchanged(v), out=Exchanged(out))
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_the_interpreter_is_free_meanwhile():
+    q, k, v = make_inputs()
+    call(q, k, v)
+    seen, num_calls = [], 0
+    begun = threading.Event()
+
+    def work():
+        nonlocal num_calls
+        begun.set()
+        while not seen and num_calls < 20000:
+            call(q, k, v)
+            num_calls += 1
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1000)  # nobody has to give way
+    try:
+        thread = threading.Thread(target=work)
+        thread.start()
+        begun.wait()
+        seen.append(True)  # only while a call has let go of the interpreter
+        thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert num_calls < 20000
+
+
 def test_threads():
-    """The GIL is released: calls of many threads run side by side and agree."""
+    """Calls of many threads run side by side and agree."""
     q, k, v = make_inputs()
     expected = call(q, k, v)
     wrong = []
@@ -264,6 +312,14 @@ def test_threads():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_an_axis_of_one_may_have_any_stride():
+    q, k, v = make_inputs()
+    odd = np.ndarray((1, 4, 32), q.dtype, bytearray(1024), strides=(513, 128, 4))
+    odd[0] = q[0]
+    expected = quire.attend(q[:1], k, v, [0, 1], [5], [[3]])
+    np.testing.assert_array_equal(quire.attend(odd, k, v, [0, 1], [5], [[3]]), expected)
 
 
 def test_backends():

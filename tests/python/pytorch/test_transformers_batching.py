@@ -125,6 +125,15 @@ def test_graphs_are_asked_for_where_attention_needs_no_mask():
     assert bench_transformers.why_no_graphs("flash_attention_2", "cuda") == ""
 
 
+def test_one_with_block_at_a_time():
+    with quire.transformers.continuous_batching():
+        with pytest.raises(quire.Error, match="one at a time"):
+            with quire.transformers.continuous_batching():
+                pass
+    with quire.transformers.continuous_batching():
+        pass
+
+
 def test_bench_takes_a_device_without_a_number():
     # PyTorch refuses to make such a device the current one.
     bench_transformers.use_device(torch.device("cuda"))

@@ -369,6 +369,39 @@ def test_wrong_requests(llama):
         assert engine.generate(PROMPTS[:1], max_new_tokens=NUM_NEW) == llama.expected[:1]
 
 
+def test_prompts_beside_a_wrong_one_are_not_computed(llama):
+    with make_engine(llama.model) as engine:
+        with pytest.raises(quire.Error, match="tokens: is empty"):
+            engine.generate([PROMPTS[0], []], max_new_tokens=NUM_NEW)
+        assert list(engine.stream()) == []
+        assert engine.num_unfinished == 0
+
+
+def test_closing_waits_for_the_step_of_another_thread(llama):
+    entered, go_on = threading.Event(), threading.Event()
+
+    def wait(tokens, scores):
+        entered.set()
+        go_on.wait()
+        return scores
+
+    engine = make_engine(llama.model)
+    request = engine.submit(
+        PROMPTS[0], max_new_tokens=1, sampling=Sampling(logits_processors=[wait])
+    )
+    stepping = threading.Thread(target=lambda: list(request))
+    stepping.start()
+    entered.wait()
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    go_on.set()
+    stepping.join()
+    closing.join()
+    assert request.tokens == llama.expected[0][:1]
+    with pytest.raises(quire.Error, match="it is closed"):
+        engine.step()
+
+
 def test_models_it_cannot_serve(llama):
     with pytest.raises(quire.Error, match="model: needs a model of transformers, has NoneType"):
         Engine(None)
