@@ -39,6 +39,11 @@ TEST_P(OpaqueSuite, Passes) {
   conformance::RunSummary summary;
   for (const conformance::Case& c : conformance::all_cases()) {
     if (c.suite == Suite::kFull || (c.suite == Suite::kStandard && !uses_layout(c))) continue;
+    // What moves memory is what a sanitizer watches.
+    if (kHasAddressSanitizer && c.suite == Suite::kStandard &&
+        !conformance::matches(c.name, "cache/*")) {
+      continue;
+    }
     // Once is enough: how the pieces lie does not matter there, and long sequences take their time.
     const char* once = GetParam().fuses_append ? "*/one_call/data/*" : "*/one_call/*";
     if (c.suite == Suite::kStandard && conformance::matches(c.name, once)) continue;
@@ -48,7 +53,7 @@ TEST_P(OpaqueSuite, Passes) {
     EXPECT_EQ(result.status, refused ? CaseStatus::kSkipped : CaseStatus::kPassed)
         << c.name << ": " << result.reason;
   }
-  EXPECT_GE(summary.num_passed, 100);
+  EXPECT_GE(summary.num_passed, kHasAddressSanitizer ? 80 : 100);
   EXPECT_GE(summary.num_skipped, 10);
 }
 
