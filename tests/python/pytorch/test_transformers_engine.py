@@ -389,7 +389,7 @@ def test_closing_waits_for_the_step_of_another_thread(llama):
     request = engine.submit(
         PROMPTS[0], max_new_tokens=1, sampling=Sampling(logits_processors=[wait])
     )
-    stepping = threading.Thread(target=lambda: list(request))
+    stepping = threading.Thread(target=engine.step)
     stepping.start()
     entered.wait()
     closing = threading.Thread(target=engine.close)
