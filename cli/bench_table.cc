@@ -113,8 +113,8 @@ void print_result(const Result& result, bool is_first_of_case) {
   // Models and primitives are made once; caches that warm up, all have. Peers of another library
   // always show it.
   constexpr double kWarmUp = 3;
-  const bool is_peer = result.gather_seconds > 0 || is_plugin(result.backend);
-  if (is_peer || result.first_seconds > kWarmUp * (result.seconds + result.setup_seconds) + 1e-3) {
+  if (is_plugin(result.backend) ||
+      result.first_seconds > kWarmUp * (result.seconds + result.setup_seconds) + 1e-3) {
     fmt::print("    set-up apart: {} with the first call, {} in every step\n",
                time_text(result.first_seconds), time_text(result.setup_seconds));
   }

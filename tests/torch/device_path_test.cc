@@ -41,20 +41,20 @@ TEST(TorchDevicePath, PassesTheSuiteOnTensorsOfTheHost) {
   EXPECT_GE(summary.num_passed, kMinPassed);
 }
 
-TEST(TorchDevicePath, NotFiniteStaysPutOnTensorsOfTheHost) {
-  const std::unique_ptr<AttentionBackend> backend = torch_sdpa::make_device_backend_on_host();
+void expect_rows_become_nan(AttentionBackend& backend) {
   for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-    expect_not_finite_stays_put(*backend, dtype, WhoSees::kBecomesNaN);
+    expect_not_finite_stays_put(backend, dtype, WhoSees::kBecomesNaN);
   }
+}
+
+TEST(TorchDevicePath, NotFiniteStaysPutOnTensorsOfTheHost) {
+  expect_rows_become_nan(*torch_sdpa::make_device_backend_on_host());
 }
 
 TEST(TorchDevicePath, NotFiniteStaysPutOnCuda) {
   const std::string missing = torch_sdpa::missing_for_cuda();
   if (!missing.empty()) GTEST_SKIP() << "torch cannot use CUDA here: " << missing;
-  const std::unique_ptr<AttentionBackend> backend = torch_sdpa::make_cuda_backend();
-  for (const DType dtype : {DType::kF32, DType::kF16, DType::kBF16}) {
-    expect_not_finite_stays_put(*backend, dtype, WhoSees::kBecomesNaN);
-  }
+  expect_rows_become_nan(*torch_sdpa::make_cuda_backend());
 }
 
 TEST(TorchDevicePath, PassesTheSuiteOnCuda) {
