@@ -27,16 +27,16 @@ inline void add_rows(const AttendCall& call, const TensorView& tensor, const Wor
 }
 
 // Calls attend_chunk(chunk) for every chunk of an item, with what is needed after it to be fetched
-// ahead. A chunk stays where it is until kKept others have followed.
+// ahead. Chunks lie in `chunks`; one stays where it is until kKept others have followed.
 //
 // Many rows of one head wait for arithmetic, not for keys, which follow each other in a way that
 // the processor foresees; the rows themselves do not.
 template <class Ops, int kKept, class AttendChunk>
 inline void for_chunks(const AttendCall& call, const WorkItem& item, const WorkItem* next,
-                       PrefetchWalk& ahead, AttendChunk&& attend_chunk) noexcept {
+                       PrefetchWalk& ahead, Chunk (&chunks)[kKept + 1],
+                       AttendChunk&& attend_chunk) noexcept {
   const std::int64_t width = chunk_width<Ops>(item);
   const bool many_rows = item.rows.size() > kChunk / 2;
-  Chunk chunks[kKept + 1];
   int current = 0;
   KeyRange keys = first_chunk(item.keys, width);
   if (!keys.empty()) locate(call, item.sequence, keys, width, chunks[current]);
@@ -75,7 +75,8 @@ inline void attend_in_turn(const AttendCall& call, const WorkItem& item, const W
   for (std::int64_t h = item.kv_heads.begin; h < item.kv_heads.end; ++h) {
     clear_rows(head_rows<Ops>(call, item, scratch, h).states, item.rows.size());
   }
-  for_chunks<Ops, 1>(call, item, next, ahead, [&](const Chunk& chunk) {
+  Chunk chunks[2];
+  for_chunks<Ops, 1>(call, item, next, ahead, chunks, [&](const Chunk& chunk) {
     for (std::int64_t h = item.kv_heads.begin; h < item.kv_heads.end; ++h) {
       step.begin(chunk, h);
       step.attend(head_rows<Ops>(call, item, scratch, h), ranges);
@@ -97,7 +98,8 @@ inline void attend_pipelined(const AttendCall& call, const WorkItem& item, const
   int num_steps = 0;
   bool begun[kMaxStateRows / Ops::kRowBlock] = {};  // blocks of all heads with something in O
   Pipeline<Ops, T> pipeline(call, ahead);
-  for_chunks<Ops, kDepth>(call, item, next, ahead, [&](const Chunk& chunk) {
+  Chunk chunks[kDepth + 1];  // those of blocks that are under way to the end
+  for_chunks<Ops, kDepth>(call, item, next, ahead, chunks, [&](const Chunk& chunk) {
     for (std::int64_t h = item.kv_heads.begin; h < item.kv_heads.end; ++h) {
       const HeadRows<Ops> head = head_rows<Ops>(call, item, scratch, h);
       bool* head_begun = begun + (h - item.kv_heads.begin) * ranges.count;
