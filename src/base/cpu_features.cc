@@ -98,6 +98,7 @@ void detect_x86(CpuFeatures& features) {
   features.avx512_fp16 = features.avx512 && bit(extended.edx, 23);
   features.amx_bf16 = os_amx && bit(extended.edx, 22) && bit(extended.edx, 24);
   features.amx_int8 = os_amx && bit(extended.edx, 25) && bit(extended.edx, 24);
+  features.amx_sizes_hidden = bit(extended.edx, 24) && cpuid(0x1d).eax == 0;
 }
 
 #endif

@@ -22,6 +22,7 @@ struct CpuFeatures {
   bool avx512_vbmi = false;
   bool amx_bf16 = false;  // AMX tiles and their bf16 products; permission is asked for separately
   bool amx_int8 = false;
+  bool amx_sizes_hidden = false;  // AMX is offered, but not how large its tiles are
   bool sha = false;
 };
 

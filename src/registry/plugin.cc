@@ -10,6 +10,7 @@
 #include <system_error>
 
 #include "base/check.h"
+#include "base/hidden_tiles.h"
 
 // The build defines QUIRE_LIBDIR ("lib/x86_64-linux-gnu") and QUIRE_INSTALLED_LIBDIR, the same
 // below the prefix, where there are install rules.
@@ -69,6 +70,7 @@ PluginLoad refused(const std::string& file, const std::string& reason) {
 }
 
 PluginLoad load_file(const std::string& file) {
+  keep_onednn_from_hidden_tiles();
   const Library library(dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL));
   if (!library) {
     const std::string reason = loader_message();
