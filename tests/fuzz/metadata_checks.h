@@ -40,8 +40,11 @@ void for_each_visible_key(const AttentionSpec& spec, const BatchView& batch, F&&
     const KeyRange keys = keys_seen(spec.mask, spec.alignment, sequence, 0, sequence.q_len);
     if (keys.empty()) continue;
     expect(keys.begin >= 0 && keys.end <= sequence.kv_len);
+    // What no query of a tree sees may lie nowhere.
+    const bool has_tree = sequence.tree_bits != nullptr;
+    const std::int64_t first_old = has_tree ? first_old_key_seen(spec.mask, sequence) : 0;
     for (std::int64_t j = keys.begin; j < keys.end; ++j) {
-      f(s, j);
+      if (!has_tree || is_seen_in_tree(spec.mask, sequence, first_old, j)) f(s, j);
       if (j == keys.begin + kEdge) j = std::max(j, keys.end - kEdge);
     }
   }
