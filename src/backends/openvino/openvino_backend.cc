@@ -182,6 +182,9 @@ class OpenVinoBackend final : public HostBackend {
       } else if (imports) {
         const CacheForm form = known_form(to);
         for (const BlockCopy& copy : copies) import_block(from, copy.src, to, form, copy.dst);
+      } else if (element_of(from.format.layout) && from.format.layout == to.format.layout) {
+        copy_regions(k_blocks(from), k_blocks(to), copies);
+        copy_regions(v_blocks(from), v_blocks(to), copies);
       } else {
         HostBackend::do_copy_blocks(src.subspan(layer, 1), dst.subspan(layer, 1), copies, stream);
       }
@@ -189,6 +192,13 @@ class OpenVinoBackend final : public HostBackend {
   }
 
  private:
+  static BlockMemory k_blocks(const KvCacheView& cache) noexcept {
+    return {cache.k, cache.num_blocks, cache.opaque_k_bytes, cache.k_strides.block};
+  }
+  static BlockMemory v_blocks(const KvCacheView& cache) noexcept {
+    return {cache.v, cache.num_blocks, cache.opaque_v_bytes, cache.v_strides.block};
+  }
+
   // A model whose caches have the form of a cache; query heads do not matter for that.
   static ModelKey key_of(const KvCacheView& cache) {
     ModelKey key;

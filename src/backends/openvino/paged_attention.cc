@@ -225,4 +225,23 @@ std::unique_ptr<Runtime> make_runtime(const RuntimeOptions& options) {
   return std::make_unique<CpuRuntime>(options);
 }
 
+void copy_regions(const BlockMemory& from, const BlockMemory& to,
+                  std::span<const BlockCopy> copies) {
+  guarded("copy of blocks", [&] {
+    const std::size_t block_bytes = size_of(from.block_bytes);
+    const auto tensor_over = [&](const BlockMemory& memory) {
+      return ov::Tensor(ov::element::u8, {size_of(memory.num_blocks), block_bytes}, memory.data,
+                        ov::Strides{size_of(memory.stride_bytes), 1});
+    };
+    const auto region = [&](const ov::Tensor& tensor, std::int64_t block) {
+      return ov::Tensor(tensor, {size_of(block), 0}, {size_of(block) + 1, block_bytes});
+    };
+    const ov::Tensor source = tensor_over(from);
+    const ov::Tensor destination = tensor_over(to);
+    for (const BlockCopy& copy : copies) {
+      region(source, copy.src).copy_to(region(destination, copy.dst));
+    }
+  });
+}
+
 }  // namespace quire::openvino

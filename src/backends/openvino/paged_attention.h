@@ -12,11 +12,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "quire/batch_convert.h"
 #include "quire/dtype.h"
+#include "quire/kv_cache.h"
 
 namespace quire::openvino {
 
@@ -112,5 +114,18 @@ class Runtime {
 };
 
 std::unique_ptr<Runtime> make_runtime(const RuntimeOptions& options);
+
+// Blocks of a cache tensor in memory, of whatever element: [num_blocks, block_bytes],
+// `stride_bytes` apart.
+struct BlockMemory {
+  void* data = nullptr;
+  std::int64_t num_blocks = 0;
+  std::int64_t block_bytes = 0;
+  std::int64_t stride_bytes = 0;
+};
+// Copies blocks as regions of interest of tensors over both. REQUIRES: equal block_bytes; blocks
+// exist; no block is both a source and a destination.
+void copy_regions(const BlockMemory& from, const BlockMemory& to,
+                  std::span<const BlockCopy> copies);
 
 }  // namespace quire::openvino
