@@ -33,9 +33,12 @@ const Refusal* refusal_of(const std::vector<Refusal>& refusals, const Case& c) {
 constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
+// Of each sequence.
 constexpr std::int32_t kQueries = 5;
 constexpr std::int32_t kKeys = 9;
+constexpr std::int32_t kBlocks = 3;
 constexpr int kDims = 16;
+constexpr std::int32_t kTokens = 2 * kQueries;  // of both
 
 AttentionSpec small_spec(DType dtype, bool has_bias) {
   AttentionSpec spec;
@@ -46,6 +49,7 @@ AttentionSpec small_spec(DType dtype, bool has_bias) {
   spec.kv.dtype = dtype;
   spec.kv.block_size = 4;
   spec.features.bias = has_bias;
+  spec.features.lse = true;
   return spec;
 }
 
@@ -82,7 +86,7 @@ float wave(std::int64_t i) {
   return std::sin(static_cast<float>(i) * 1.7F);
 }
 
-// One sequence whose cache holds `value` at dim 3 of one key of kv head 0.
+// Two sequences, of which the first one's cache holds `value` at dim 3 of one key of kv head 0.
 struct NotFinite {
   DType dtype;
   KvTensor tensor;
@@ -90,50 +94,56 @@ struct NotFinite {
   float value;
   bool has_bias;
 
-  bool is_seen(std::int64_t query, std::int64_t head) const {
-    return head < 2 && key <= kKeys - kQueries + query &&
-           !(has_bias && is_hidden_by_bias(query, key));
+  bool is_seen(std::int64_t token, std::int64_t head) const {
+    return token < kQueries && head < 2 && key <= kKeys - kQueries + token &&
+           !(has_bias && is_hidden_by_bias(token, key));
   }
 };
 
 void fill_cache(const NotFinite& c, const KvCacheView& layer) {
   std::vector<float> row(kDims);
-  for (std::int64_t j = 0; j < 3 * layer.format.block_size; ++j) {
+  const std::int64_t slots = kBlocks * layer.format.block_size;  // of a sequence
+  for (std::int64_t slot = 0; slot < 2 * slots; ++slot) {
+    const std::int64_t j = slot % slots;
     for (const KvTensor part : {KvTensor::kK, KvTensor::kV}) {
       for (std::int64_t head = 0; head < 2; ++head) {
         for (std::int64_t d = 0; d < kDims; ++d) {
           row[static_cast<std::size_t>(d)] =
-              j < kKeys ? wave(d + 16 * (j + 9 * (head + 2 * static_cast<int>(part)))) : kNaN;
+              j < kKeys ? wave(d + 16 * (slot + 9 * (head + 2 * static_cast<int>(part)))) : kNaN;
         }
-        if (part == c.tensor && j == c.key && head == 0) row[3] = c.value;
-        store_row(layer, part, j / 4, head, j % 4, row.data());
+        if (part == c.tensor && slot == c.key && head == 0) row[3] = c.value;
+        store_row(layer, part, slot / 4, head, slot % 4, row.data());
       }
     }
   }
 }
 
-// Its out, [queries, 4, dims].
-std::vector<float> attend_with(AttentionBackend& backend, const NotFinite& c) {
+struct Attended {
+  std::vector<float> out;  // [tokens, 4, dims]
+  std::vector<float> lse;  // [tokens, 4]
+};
+
+Attended attend_with(AttentionBackend& backend, const NotFinite& c) {
   const AttentionSpec spec = small_spec(c.dtype, c.has_bias);
   DeviceMemory& memory = backend.memory();
-  const KvCache on_host(host_memory(), spec, plain_layout(spec), {.num_blocks = 3});
+  const KvCache on_host(host_memory(), spec, plain_layout(spec), {.num_blocks = 2 * kBlocks});
   fill_cache(c, on_host.layer(0));
-  const KvCache cache(memory, spec, plain_layout(spec), {.num_blocks = 3});
+  const KvCache cache(memory, spec, plain_layout(spec), {.num_blocks = 2 * kBlocks});
   memory.copy_to_device(cache.layer(0).k, on_host.layer(0).k, on_host.size_bytes(), Stream{});
-  const std::vector<std::int32_t> begins = {0};
-  const std::vector<std::int32_t> ends = {kQueries};
-  const std::vector<std::int32_t> lens = {kKeys};
-  const std::vector<std::int32_t> table = {0, 1, 2};
+  const std::vector<std::int32_t> begins = {0, kQueries};
+  const std::vector<std::int32_t> ends = {kQueries, kTokens};
+  const std::vector<std::int32_t> lens = {kKeys, kKeys};
+  const std::vector<std::int32_t> table = {0, 1, 2, 3, 4, 5};
   BatchView batch;
   batch.queries = {begins, ends};
   batch.kv.lens = lens;
-  batch.kv.blocks = BlockTables::padded(table, 3);
-  const BatchBounds bounds{1, kQueries, kKeys, kKeys};
+  batch.kv.blocks = BlockTables::padded(table, kBlocks);
+  const BatchBounds bounds{2, kTokens, kKeys, 2 * kKeys};
   const WorkspaceBuffer workspace(memory, backend.workspace(spec, bounds));
   const auto prepared = backend.make_prepared(spec, bounds, workspace.view());
   backend.prepare(*prepared, batch);
 
-  constexpr std::int64_t kNumValues = kQueries * 4 * kDims;
+  constexpr std::int64_t kNumValues = kTokens * 4 * kDims;
   std::vector<float> values(kNumValues);
   for (std::int64_t i = 0; i < kNumValues; ++i) store_float(c.dtype, values.data(), i, wave(3 * i));
   const std::int64_t size_bytes = kNumValues * dtype_bytes(c.dtype);
@@ -150,38 +160,50 @@ std::vector<float> attend_with(AttentionBackend& backend, const NotFinite& c) {
   params.scale = 0.25F;
   if (c.has_bias) {
     params.bias =
-        TensorView(bias_there.data(), DType::kF32, {1, 4, kQueries, kKeys}, memory.device());
+        TensorView(bias_there.data(), DType::kF32, {2, 4, kQueries, kKeys}, memory.device());
     params.bias.strides = {0, 0, kKeys, 1, 0};
   }
-  backend.attend(
-      *prepared, params, TensorView(q.data(), c.dtype, {kQueries, 4, kDims}, memory.device()),
-      cache.layer(0),
-      {MutableTensorView(out.data(), c.dtype, {kQueries, 4, kDims}, memory.device()), {}});
+  Attended result;
+  result.lse.resize(kTokens * 4);
+  const Copied lse(memory, result.lse.data(), kTokens * 4 * std::int64_t{sizeof(float)});
+  backend.attend(*prepared, params,
+                 TensorView(q.data(), c.dtype, {kTokens, 4, kDims}, memory.device()),
+                 cache.layer(0),
+                 {MutableTensorView(out.data(), c.dtype, {kTokens, 4, kDims}, memory.device()),
+                  MutableTensorView(lse.data(), DType::kF32, {kTokens, 4}, memory.device())});
   out.read(values.data());
-  std::vector<float> result;
+  lse.read(result.lse.data());
   for (std::int64_t i = 0; i < kNumValues; ++i) {
-    result.push_back(load_float(c.dtype, values.data(), i));
+    result.out.push_back(load_float(c.dtype, values.data(), i));
   }
   return result;
+}
+
+void expect_same(float got, float want, float tolerance) {
+  if (std::isnan(want) || std::isinf(want)) {
+    ASSERT_TRUE(std::isnan(want) ? std::isnan(got) : got == want) << got << ", not " << want;
+  } else {
+    ASSERT_NEAR(got, want, tolerance);
+  }
 }
 
 void expect_stays_put(AttentionBackend& reference, AttentionBackend& backend, const NotFinite& c,
                       WhoSees who_sees) {
   SCOPED_TRACE(concat(c.tensor == KvTensor::kK ? "K" : "V", " of key ", c.key, " holds ", c.value,
                       ", ", dtype_name(c.dtype), c.has_bias ? ", with a bias" : ""));
-  const std::vector<float> want = attend_with(reference, c);
-  const std::vector<float> got = attend_with(backend, c);
+  const Attended want = attend_with(reference, c);
+  const Attended got = attend_with(backend, c);
   const float tolerance = c.dtype == DType::kF32 ? 1e-5F : 0.03F;
-  for (std::size_t i = 0; i < want.size(); ++i) {
-    const auto row = static_cast<std::int64_t>(i / kDims);
+  for (std::size_t i = 0; i < want.out.size(); ++i) {
+    const std::size_t row = i / kDims;
     SCOPED_TRACE(concat("row ", row, " dim ", i % kDims));
-    if (who_sees == WhoSees::kBecomesNaN && c.is_seen(row / 4, row % 4)) {
-      ASSERT_TRUE(std::isnan(got[i])) << got[i];
-    } else if (std::isnan(want[i]) || std::isinf(want[i])) {
-      ASSERT_TRUE(std::isnan(want[i]) ? std::isnan(got[i]) : got[i] == want[i])
-          << got[i] << ", not " << want[i];
+    const bool becomes_nan =
+        who_sees == WhoSees::kBecomesNaN && c.is_seen(static_cast<std::int64_t>(row / 4), row % 4);
+    if (becomes_nan) {
+      ASSERT_TRUE(std::isnan(got.out[i])) << got.out[i];
     } else {
-      ASSERT_NEAR(got[i], want[i], tolerance);
+      ASSERT_NO_FATAL_FAILURE(expect_same(got.out[i], want.out[i], tolerance));
+      ASSERT_NO_FATAL_FAILURE(expect_same(got.lse[row], want.lse[row], tolerance)) << "lse";
     }
   }
 }
