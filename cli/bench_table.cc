@@ -64,11 +64,11 @@ void print_ceilings(const CeilingValues& values) {
   for (const auto& [size, rate] : values.piece_read_bytes_per_second) {
     fmt::print(", pieces of {} B {:.1f}", size, rate / kGiga);
   }
-  fmt::print("\n           ");
+  fmt::print("\n  GFLOP/s:");
   for (const auto& [name, rate] : values.flops_per_second) {
     fmt::print(" {} {:.0f}", name, rate / kGiga);
   }
-  fmt::print(" GFLOP/s\n");
+  fmt::print("\n");
 }
 
 // On a device the time of a layer, and of what all layers share.
