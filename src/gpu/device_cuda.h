@@ -12,6 +12,7 @@
 #define QUIRE_UNROLL _Pragma("unroll")
 #define QUIRE_UNROLL_4 _Pragma("unroll 4")
 #define QUIRE_NO_UNROLL _Pragma("unroll 1")
+#define QUIRE_UNLIKELY(condition) __builtin_expect(condition, 0)
 
 namespace quire::gpu {
 
@@ -292,8 +293,15 @@ QUIRE_DEVICE std::uint32_t four_bytes(float a, float b, float c, float d, std::i
 QUIRE_DEVICE std::uint32_t two_halves(std::uint32_t bytes, int half, Float8E4M3) {
 #if __CUDA_ARCH__ >= 890
   std::uint32_t packed;
-  const auto two = static_cast<std::uint16_t>(bytes >> (16 * half));
-  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(packed) : "h"(two));
+  if (half == 0) {
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, low;}"
+        : "=r"(packed)
+        : "r"(bytes));
+  } else {
+    asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, high;}"
+        : "=r"(packed)
+        : "r"(bytes));
+  }
   return packed;
 #else
   // The code 7 bits up is the f16 of 2^-8 of the value, subnormals included; only the code of NaN

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "gpu/divider.h"
 #include "plan/plan.h"
 #include "quire/attention_spec.h"
 #include "quire/backend.h"
@@ -99,11 +100,17 @@ struct AttendArgs {
   Mask mask;
   Alignment alignment = Alignment::kAligned;
   std::int32_t group = 1;
+  Divider by_group;
   std::int32_t num_kv_heads = 1;
   std::int32_t block_shift = -1;  // block_size is 1 << block_shift, or no power of two
   AttentionParams params;
   TensorView q;
-  bool q_in_sixteens = false;  // rows of Q can be read 16 bytes at a time
+  bool q_in_sixteens = false;    // rows of Q can be read 16 bytes at a time
+  bool out_in_sixteens = false;  // 16-bit rows of the output can be written so
+  // Blocks of 16 keys or another power of two above, no tree, and rows as long as those of the
+  // kernel: tiles but for those at an end are runs of 16 whole rows.
+  bool has_simple_tiles = false;
+  bool has_equal_strides = false;  // K and V lie alike
   AttentionOutput output;
 
   const Item* items = nullptr;

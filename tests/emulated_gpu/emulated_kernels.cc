@@ -37,14 +37,10 @@ auto with_kernel(const gpu::KernelId& kernel, const Use& use) {
   switch (kernel.stored) {
     case DType::kF16:
       return gpu::with_stored_kernel<Float16>(kernel, use);
-    case DType::kF8E4M3:
-      return gpu::with_stored_kernel<Float8E4M3>(kernel, use);
-    case DType::kF8E5M2:
-      return gpu::with_stored_kernel<Float8E5M2>(kernel, use);
-    case DType::kI8:
-      return gpu::with_stored_kernel<std::int8_t>(kernel, use);
-    default:
+    case DType::kBF16:
       return gpu::with_stored_kernel<BFloat16>(kernel, use);
+    default:
+      return gpu::with_stored_kernel<gpu::AnyByte>(kernel, use);
   }
 }
 

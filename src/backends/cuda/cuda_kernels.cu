@@ -8,17 +8,15 @@ CudaKernel cuda_kernel(const KernelId& id) {
   if (!is_by_format(id.kind)) {
     return with_common_kernel(id, MakeCudaKernel{});
   }
-  switch (id.stored) {
-    case DType::kF16:
-      return cuda_kernel_f16(id);
-    case DType::kF8E4M3:
-      return cuda_kernel_f8e4m3(id);
-    case DType::kF8E5M2:
-      return cuda_kernel_f8e5m2(id);
-    case DType::kI8:
-      return cuda_kernel_i8(id);
+  if (id.stored == DType::kBF16) return cuda_kernel_bf16(id);
+  if (id.stored == DType::kF16) return cuda_kernel_f16(id);
+  switch (id.dims) {
+    case 64:
+      return cuda_kernel_bytes64(id);
+    case 128:
+      return cuda_kernel_bytes128(id);
     default:
-      return cuda_kernel_bf16(id);
+      return cuda_kernel_bytes256(id);
   }
 }
 

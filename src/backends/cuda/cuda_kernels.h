@@ -14,11 +14,12 @@ struct CudaKernel {
 
 CudaKernel cuda_kernel(const KernelId& id);
 
-// Those for one stored format, each compiled on its own.
+// Those for a stored format, or for all of 8 bits and rows of so many dims, each compiled on its
+// own.
 CudaKernel cuda_kernel_bf16(const KernelId& id);
 CudaKernel cuda_kernel_f16(const KernelId& id);
-CudaKernel cuda_kernel_f8e4m3(const KernelId& id);
-CudaKernel cuda_kernel_f8e5m2(const KernelId& id);
-CudaKernel cuda_kernel_i8(const KernelId& id);
+CudaKernel cuda_kernel_bytes64(const KernelId& id);
+CudaKernel cuda_kernel_bytes128(const KernelId& id);
+CudaKernel cuda_kernel_bytes256(const KernelId& id);
 
 }  // namespace quire::gpu

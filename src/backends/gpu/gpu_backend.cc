@@ -30,6 +30,18 @@ int padded_dims(const AttentionSpec& spec) {
   return 0;
 }
 
+// Rows of 16-bit numbers that can be read and written 16 bytes at a time.
+bool lies_in_sixteens(const TensorView& rows, int dims) {
+  return reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && rows.strides[0] % 8 == 0 &&
+         rows.strides[1] % 8 == 0 && rows.strides[2] == 1 && dims % 8 == 0;
+}
+
+bool has_simple_tiles(const AttentionSpec& spec, const AttendArgs& args) {
+  return args.batch.kv.blocks.kind != BlockTables::Kind::kRagged && args.block_shift >= 4 &&
+         args.batch.tree_mask.begins.size == 0 && spec.head_dim == spec.value_dim &&
+         spec.head_dim == padded_dims(spec);
+}
+
 PlanParams plan_params(const AttentionSpec& spec) {
   PlanParams params;
   params.kv_heads_per_item = 1;
@@ -306,14 +318,18 @@ class GpuBackend final : public AttentionBackend {
     args.mask = spec.mask;
     args.alignment = spec.alignment;
     args.group = spec.head_group();
+    args.by_group = make_divider(args.group);
     args.num_kv_heads = spec.num_kv_heads;
     const auto block_size = static_cast<unsigned>(spec.kv.block_size);
     if (std::has_single_bit(block_size)) args.block_shift = std::countr_zero(block_size);
     args.params = params;
     args.q = q;
-    args.q_in_sixteens = reinterpret_cast<std::uintptr_t>(q.data) % 16 == 0 &&
-                         q.strides[0] % 8 == 0 && q.strides[1] % 8 == 0 && q.strides[2] == 1 &&
-                         spec.head_dim % 8 == 0;
+    args.q_in_sixteens = lies_in_sixteens(q, spec.head_dim);
+    args.out_in_sixteens =
+        dtype_bytes(output.out.dtype) == 2 && lies_in_sixteens(output.out, spec.value_dim);
+    args.has_simple_tiles = has_simple_tiles(spec, args);
+    args.has_equal_strides = source.cache.k_strides.block == source.cache.v_strides.block &&
+                             source.cache.k_strides.token == source.cache.v_strides.token;
     args.output = output;
     args.merge_counters = mine.at<std::int32_t>(mine.layout.merge_counters);
     args.fault = &mine.counts()->fault;

@@ -102,7 +102,7 @@ QUIRE_DEVICE double dot_row(const AttendArgs& args, const OutputRow& row, const 
 QUIRE_DEVICE void attend_row(const AttendArgs& args, const Item& item, int row) {
   const SequenceView sequence = item_sequence(args, item);
   const OutputRow to = output_row(args, item, row);
-  const int token = (item.first_row + row) / args.group;
+  const int token = divide(item.first_row + row, args.by_group);
   const KvCacheView& cache = args.cache;
   const bool v_in_k = cache.format.v_in_k;
   const void* v_data = v_in_k ? cache.k : cache.v;

@@ -28,8 +28,9 @@ namespace quire::gpu {
 
 // What the block shares besides the teams' memory.
 struct StreamShared {
-  Item items[3];               // the current one, the next and the last
-  float factors[kStreamRows];  // 8-bit: powers of two that the queries were divided by
+  Item items[3];  // the current one, the next and the last
+  // 8-bit: powers of two that the queries were divided by, then the scales of K and V.
+  float factors[kStreamRows + 2];
   int flag;
 };
 
@@ -83,7 +84,7 @@ class StreamTeam {
   static constexpr int kSteps = kDims / 16;
 
   // ring [kTeamBytes], with scratch [kScratchBytes] in it, is the team's own, in shared memory;
-  // queries [kQueryBytes] and factors [kRows] are the block's.
+  // queries [kQueryBytes] and factors [kStreamRows + 2] are the block's.
   QUIRE_DEVICE StreamTeam(const AttendArgs& args, unsigned char* ring, float* scratch,
                           unsigned char* queries, float* factors)
       : args_(args),
@@ -117,9 +118,15 @@ class StreamTeam {
     Shape::Loader::fetch_ids(args_, following, ids(), first_tile(following));
   }
 
-  // The block's queries in three steps: from global memory to registers, where they may be on their
-  // way for long; to shared memory; and behind a barrier, from there to fragments.
+  // The block's queries, and the scales of its head, in three steps: from global memory to
+  // registers, where they may be on their way for long; to shared memory; and behind a barrier,
+  // from there to fragments.
   QUIRE_DEVICE void fetch_queries(const Item& item) {
+    if constexpr (Tile::kScalesQueries) {
+      if (thread_index() < 2) {
+        scale_ = head_scale(args_, thread_index() == 0 ? KvTensor::kK : KvTensor::kV, item.kv_head);
+      }
+    }
     QUIRE_UNROLL
     for (int i = 0; i < Shape::kRawPieces; ++i) {
       const QueryPiece piece = query_piece(i);
@@ -136,6 +143,9 @@ class StreamTeam {
     }
   }
   QUIRE_DEVICE void stage_queries() {
+    if constexpr (Tile::kScalesQueries) {
+      if (thread_index() < 2) factors_[kStreamRows + thread_index()] = scale_;
+    }
     QUIRE_UNROLL
     for (int i = 0; i < Shape::kRawPieces; ++i) {
       const QueryPiece piece = query_piece(i);
@@ -162,7 +172,9 @@ class StreamTeam {
 
   // Before the keys of an item; its queries are those of the last one unless they are new.
   QUIRE_DEVICE void start(bool new_queries) {
-    rows_.start(args_, *item_, 0, scratch_);
+    HeadScales scales;
+    if constexpr (Tile::kScalesQueries) scales = {factors_[kStreamRows], factors_[kStreamRows + 1]};
+    rows_.start(args_, *item_, 0, scratch_, scales);
     rows_.clear_state();
     if constexpr (Tile::kScalesQueries) {
       QUIRE_UNROLL
@@ -269,27 +281,28 @@ class StreamTeam {
   QUIRE_DEVICE void attend_tile(int first_key, unsigned char* tile) {
     typename Rows::Scores s;
     Rows::clear(s);
-    Products::template multiply_keys<1>(
-        tile,
-        [this](int, int step) {
-          if constexpr (Shape::kQueriesStay) {
-            return fragments()[step * kTeam + lane()];
-          } else {
-            return q_[step];
-          }
-        },
-        s);
+    const DType stored = args_.cache.format.dtype;
+    const auto query = [this](int, int step) {
+      if constexpr (Shape::kQueriesStay) {
+        return fragments()[step * kTeam + lane()];
+      } else {
+        return q_[step];
+      }
+    };
+    with_format<Stored>(
+        stored, [&](auto number) { Products::template multiply_keys<1>(tile, query, s, number); });
     const bool hides = rows_.weigh(args_, *item_, first_key, tile, scratch_, s);
-    if (any(hides) && Tile::has_non_finite_values(tile)) {
+    if (QUIRE_UNLIKELY(any(hides)) && Tile::has_non_finite_values(tile, stored)) {
       Rows::to_scratch(s, 0, 0, scratch_);
-      rows_.add_non_finite_values(tile, scratch_, 0);
-      Tile::clear_non_finite(tile);
+      rows_.add_non_finite_values(tile, stored, scratch_, 0);
+      Tile::clear_non_finite(tile, stored);
     }
     const bool twice = Rows::needs_rest_of_weights(args_);
     QUIRE_NO_UNROLL
     for (int pass = 0; pass < (twice ? 2 : 1); ++pass) {
       if (pass == 1) Rows::keep_rest(s);
-      Products::multiply_values(tile, s, rows_.o);
+      with_format<Stored>(
+          stored, [&](auto number) { Products::multiply_values(tile, s, rows_.o, number); });
     }
   }
 
@@ -306,6 +319,7 @@ class StreamTeam {
   Rows rows_;
   Fragment q_[Shape::kQueriesStay ? 1 : kSteps];
   Sixteen pieces_[Shape::kRawPieces];  // of the next item's queries
+  float scale_ = 1.0F;                 // of its K or V
 };
 
 // The state of the rows of a run's current unit: of all its splits up to the last one if the run

@@ -22,7 +22,11 @@ namespace quire::gpu {
 struct TileShared {
   Item item;
   int slot;
-  int flag;
+  int flag;  // counts what the plain loop leaves to the general one
+  // The keys that all rows of the item see, by mask and alignment. A register would be spilled, and
+  // local memory comes behind all copies that are under way.
+  int full_begin;
+  int full_end;
 };
 
 template <class Stored, int kDims>
@@ -39,9 +43,15 @@ struct TileShape {
   static constexpr int kScratchBytes = RowBlock<Stored, kDims, 1, Map>::kScratchBytes;  // of a team
   // Ids come with the tiles of the stage before, and lie in the slot of their stage.
   using Loader = TileLoader<Stored, kDims, kTeams, kStages - 1>;
-  static constexpr int kSharedBytes = kStages * kStageBytes +
-                                      kTeams * (kQueryBytes + kScratchBytes + Loader::kIdBytes) +
-                                      static_cast<int>(sizeof(TileShared));
+  using Lane = typename Loader::Lane;
+  // [stages], then of each team [queries], [scratch] and [ids], then [lanes].
+  static constexpr int kQueryBegin = kStages * kStageBytes;
+  static constexpr int kScratchBegin = kQueryBegin + kTeams * kQueryBytes;
+  static constexpr int kIdBegin = kScratchBegin + kTeams * kScratchBytes;
+  static constexpr int kLaneBegin = kIdBegin + kTeams * Loader::kIdBytes;
+  static_assert(kLaneBegin % 16 == 0);
+  static constexpr int kSharedBytes =
+      kLaneBegin + kThreads * static_cast<int>(sizeof(Lane)) + static_cast<int>(sizeof(TileShared));
 };
 
 template <class Stored, int kDims, bool kGeneral>
@@ -56,25 +66,30 @@ class TileTeam {
   using Products = typename Rows::Products;
   static constexpr int kTeams = Shape::kTeams;
 
-  QUIRE_DEVICE TileTeam(const AttendArgs& args, const Item& item, unsigned char* memory)
-      : args_(args), item_(item), stages_(memory) {
-    queries_ = memory + Shape::kStages * Shape::kStageBytes + team() * Shape::kQueryBytes;
+  QUIRE_DEVICE TileTeam(const AttendArgs& args, TileShared& shared, unsigned char* memory)
+      : args_(args), item_(shared.item), shared_(shared), stages_(memory) {
+    queries_ = memory + Shape::kQueryBegin + team() * Shape::kQueryBytes;
     scratch_ =
-        reinterpret_cast<float*>(memory + Shape::kStages * Shape::kStageBytes +
-                                 kTeams * Shape::kQueryBytes + team() * Shape::kScratchBytes);
+        reinterpret_cast<float*>(memory + Shape::kScratchBegin + team() * Shape::kScratchBytes);
   }
 
-  // All teams of the block together. `flag` is shared and 0; the plain loop counts in it what is
-  // for the general one.
-  QUIRE_DEVICE void run(int* flag) {
+  // All teams of the block together.
+  QUIRE_DEVICE void run() {
     // Stages begin at multiples of their own length.
     const int first = item_.key_begin / Tile::kKeys / kTeams * kTeams;
     const int last = (item_.key_end + Tile::kKeys - 1) / Tile::kKeys;
     typename Shape::Loader loader;
     loader.begin(args_, item_, ids(), first + team());
-    rows_.start(args_, item_, team() * Rows::kRows, scratch_);
-    load_queries();
+    own_lane() = loader.own_lane();
     load(first, 0);
+    HeadScales scales;
+    if constexpr (Tile::kScalesQueries) {
+      scales = {head_scale(args_, KvTensor::kK, item_.kv_head),
+                head_scale(args_, KvTensor::kV, item_.kv_head)};
+    }
+    rows_.start(args_, item_, team() * Rows::kRows, scratch_, scales);
+    load_queries();
+    async_commit();
     rows_.clear_state();
     find_full_keys();
     sync_team();
@@ -87,7 +102,7 @@ class TileTeam {
       QUIRE_NO_UNROLL
       for (int part = 0; part < kTeams; part += kTiles) {
         attend_part((tile + part) * Tile::kKeys,
-                    stages_ + stage * Shape::kStageBytes + part * Tile::kBytes, flag);
+                    stages_ + stage * Shape::kStageBytes + part * Tile::kBytes);
       }
       stage = 1 - stage;
     }
@@ -112,23 +127,24 @@ class TileTeam {
       }
     }
     sync_team();
-    const int num_rows = item_.num_rows - rows_.first_row;
-    QUIRE_UNROLL_4
-    for (int row = 0; row < (num_rows < Rows::kRows ? num_rows : Rows::kRows); ++row) {
-      QUIRE_UNROLL
-      for (int dim = 4 * lane(); dim < kDims; dim += 4 * kTeam) {
-        store_four(rows_.first_row + row, dim,
-                   *reinterpret_cast<const Float4*>(values + place(row, dim)));
-      }
+    const int num_left = item_.num_rows - rows_.first_row;
+    const int num_rows = num_left < Rows::kRows ? num_left : Rows::kRows;
+    if (item_.num_splits > 1) {
+      store_partial(values, num_rows);
+    } else if (args_.out_in_sixteens) {
+      store_sixteens(values, num_rows);
+    } else {
+      store_numbers(values, num_rows);
     }
   }
 
  private:
   QUIRE_DEVICE std::int32_t* ids() const {
-    return reinterpret_cast<std::int32_t*>(stages_ + Shape::kStages * Shape::kStageBytes +
-                                           kTeams * (Shape::kQueryBytes + Shape::kScratchBytes) +
-                                           recomputed(thread_index()) / kTeam *
-                                               Shape::Loader::kIdBytes);
+    return reinterpret_cast<std::int32_t*>(
+        stages_ + Shape::kIdBegin + recomputed(thread_index()) / kTeam * Shape::Loader::kIdBytes);
+  }
+  QUIRE_DEVICE typename Shape::Lane& own_lane() const {
+    return reinterpret_cast<typename Shape::Lane*>(stages_ + Shape::kLaneBegin)[thread_index()];
   }
 
   // The queries of the team's rows: those for 16-bit keys lie like the keys of a tile, those for
@@ -144,7 +160,7 @@ class TileTeam {
     }
   }
   QUIRE_DEVICE void copy_queries() {
-    QUIRE_NO_UNROLL
+    QUIRE_UNROLL_4
     for (int i = lane(); i < Rows::kRows * Tile::kChunks; i += kTeam) {
       const int row = i / Tile::kChunks;
       const int chunk = i % Tile::kChunks;
@@ -176,77 +192,85 @@ class TileTeam {
   }
 
   QUIRE_DEVICE void load(int tile, int stage) {
+    unsigned char* to = stages_ + stage * Shape::kStageBytes + team() * Tile::kBytes;
     typename Shape::Loader loader;
-    loader.resume(args_, item_, ids());
-    loader.load(args_, item_, tile + team(), stage,
-                stages_ + stage * Shape::kStageBytes + team() * Tile::kBytes);
+    loader.resume(args_, item_, ids(), own_lane());
+    const bool has_keys = loader.load(args_, item_, tile + team(), stage, to);
     // Tiles past the end are not loaded, but multiplied with weights of 0.
-    if ((tile + team()) * Tile::kKeys >= item_.key_end && tile * Tile::kKeys < item_.key_end) {
-      auto* at =
-          reinterpret_cast<Sixteen*>(stages_ + stage * Shape::kStageBytes + team() * Tile::kBytes);
+    if (QUIRE_UNLIKELY(!has_keys) && tile * Tile::kKeys < item_.key_end) {
+      auto* at = reinterpret_cast<Sixteen*>(to);
       for (int i = lane(); i < Tile::kBytes / 16; i += kTeam) at[i] = {};
     }
   }
 
   // kTiles tiles of a stage, from `first_key` on.
-  QUIRE_DEVICE void attend_part(int first_key, unsigned char* tiles, int* flag) {
+  QUIRE_DEVICE void attend_part(int first_key, unsigned char* tiles) {
     if (first_key >= item_.key_end) return;
-    if (!kGeneral && hides_some(first_key)) find_non_finite(tiles, flag);
+    if (!kGeneral && QUIRE_UNLIKELY(hides_some(first_key))) find_non_finite(tiles);
     typename Rows::Scores s;
     Rows::clear(s);
     const int own = recomputed(lane());
-    Products::template multiply_keys<kTiles>(
-        tiles, [this, own](int block, int step) { return query(block, step, own); }, s);
+    const auto queries = [this, own](int block, int step) { return query(block, step, own); };
+    with_format<Stored>(stored(), [&](auto number) {
+      Products::template multiply_keys<kTiles>(tiles, queries, s, number);
+    });
     rows_.weigh(args_, item_, first_key, tiles, scratch_, s);
-    if (kGeneral && hides_some(first_key)) take_out_non_finite(tiles, s, flag);
-    Products::template multiply_values<kTiles>(tiles, s, rows_.o);
+    if (kGeneral && hides_some(first_key)) take_out_non_finite(tiles, s);
+    add_values(tiles, s);
     if (Rows::needs_rest_of_weights(args_)) {
       Rows::keep_rest(s);
-      Products::template multiply_values<kTiles>(tiles, s, rows_.o);
+      add_values(tiles, s);
     }
   }
 
+  QUIRE_DEVICE void add_values(const unsigned char* tiles, const typename Rows::Scores& weights) {
+    with_format<Stored>(stored(), [&](auto number) {
+      Products::template multiply_values<kTiles>(tiles, weights, rows_.o, number);
+    });
+  }
+  QUIRE_DEVICE DType stored() const { return args_.cache.format.dtype; }
+
   // Whether some row of the item may not see some key of a part; the same for all teams.
   QUIRE_DEVICE bool hides_some(int first_key) const {
-    return first_key < full_begin_ || first_key + Rows::kKeys > full_end_;
+    return first_key < shared_.full_begin || first_key + Rows::kKeys > shared_.full_end;
   }
-  // The keys that all rows of the item see, by mask and alignment.
   QUIRE_DEVICE void find_full_keys() {
-    full_begin_ = Rows::keys_of_row(args_, item_, item_.num_rows - 1).begin;
-    full_end_ = Rows::is_by_element(args_) ? full_begin_ : Rows::keys_of_row(args_, item_, 0).end;
+    if (thread_index() != 0) return;
+    shared_.full_begin = Rows::keys_of_row(args_, item_, item_.num_rows - 1).begin;
+    shared_.full_end =
+        Rows::is_by_element(args_) ? shared_.full_begin : Rows::keys_of_row(args_, item_, 0).end;
   }
 
   // A team looks at its share of the tiles.
-  QUIRE_DEVICE static void find_non_finite(const unsigned char* tiles, int* flag) {
+  QUIRE_DEVICE void find_non_finite(const unsigned char* tiles) const {
     QUIRE_NO_UNROLL
     for (int t = team(); t < kTiles; t += kTeams) {
-      if (Tile::has_non_finite_values(tiles + t * Tile::kBytes) && lane() == 0) {
-        atomic_add(flag, 1);
+      if (Tile::has_non_finite_values(tiles + t * Tile::kBytes, stored()) && lane() == 0) {
+        atomic_add(&shared_.flag, 1);
       }
     }
   }
 
   // Infinite and NaN values reach only the rows that see them.
-  QUIRE_DEVICE void take_out_non_finite(unsigned char* tiles, const typename Rows::Scores& s,
-                                        int* flag) {
+  QUIRE_DEVICE void take_out_non_finite(unsigned char* tiles, const typename Rows::Scores& s) {
     sync_block();  // the flag has been read by all
-    if (thread_index() == 0) *flag = 0;
+    if (thread_index() == 0) shared_.flag = 0;
     sync_block();
-    find_non_finite(tiles, flag);
+    find_non_finite(tiles);
     sync_block();
-    if (*flag == 0) return;
+    if (shared_.flag == 0) return;
     QUIRE_UNROLL
     for (int t = 0; t < kTiles; ++t) {
       QUIRE_UNROLL
       for (int block = 0; block < Map::kBlocks; ++block) {
         Rows::to_scratch(s, block, t, scratch_);
-        rows_.add_non_finite_values(tiles + t * Tile::kBytes, scratch_, block);
+        rows_.add_non_finite_values(tiles + t * Tile::kBytes, stored(), scratch_, block);
       }
     }
     sync_block();  // all teams have added them
     QUIRE_NO_UNROLL
     for (int t = team(); t < kTiles; t += kTeams) {
-      Tile::clear_non_finite(tiles + t * Tile::kBytes);
+      Tile::clear_non_finite(tiles + t * Tile::kBytes, stored());
     }
     sync_block();
   }
@@ -271,58 +295,80 @@ class TileTeam {
     return 1.0F;
   }
 
-  QUIRE_DEVICE void store_four(int row, int dim, const Float4& four) const {
-    if (dim >= args_.cache.value_dim) return;
-    if (item_.num_splits > 1) {
-      *reinterpret_cast<Float4*>(args_.partial_values +
-                                 (item_.partial_row + row) * args_.value_stride + dim) = four;
-      return;
+  // The team's rows, which lie in shared memory at `values`: to the workspace, or to the output.
+  QUIRE_DEVICE void store_partial(const float* values, int num_rows) const {
+    float* to = args_.partial_values + (item_.partial_row + rows_.first_row) * args_.value_stride;
+    QUIRE_UNROLL_4
+    for (int row = 0; row < num_rows; ++row) {
+      QUIRE_UNROLL
+      for (int dim = 4 * lane(); dim < kDims; dim += 4 * kTeam) {
+        if (dim >= args_.cache.value_dim) continue;
+        *reinterpret_cast<Float4*>(to + row * args_.value_stride + dim) = four(values, row, dim);
+      }
     }
+  }
+  QUIRE_DEVICE void store_sixteens(const float* values, int num_rows) const {
     const MutableTensorView& out = args_.output.out;
-    const OutputRow to = output_row(args_, item_, row);
-    const std::int64_t at =
-        to.token * out.strides[0] + to.head * out.strides[1] + dim * out.strides[2];
-    auto* halves = static_cast<std::uint16_t*>(out.data) + at;
-    if (out.dtype == DType::kF32 || out.strides[2] != 1 ||
-        reinterpret_cast<std::uintptr_t>(halves) % 8 != 0) {
-      const float x[4] = {four.x, four.y, four.z, four.w};
-      for (int i = 0; i < 4; ++i) store_float(out.dtype, out.data, at + i * out.strides[2], x[i]);
-    } else if (out.dtype == DType::kBF16) {
-      *reinterpret_cast<Words<2>*>(halves) = {pack(four.x, four.y, BFloat16{}),
-                                              pack(four.z, four.w, BFloat16{})};
-    } else {
-      *reinterpret_cast<Words<2>*>(halves) = {pack(four.x, four.y, Float16{}),
-                                              pack(four.z, four.w, Float16{})};
+    constexpr int kLanes = kDims / 8;  // for a row
+    const int dim = lane() % kLanes * 8;
+    if (dim >= args_.cache.value_dim) return;
+    const bool is_bf16 = out.dtype == DType::kBF16;
+    QUIRE_UNROLL_4
+    for (int row = lane() / kLanes; row < num_rows; row += kTeam / kLanes) {
+      const Float4 low = four(values, row, dim);
+      const Float4 high = four(values, row, dim + 4);
+      const OutputRow to = output_row(args_, item_, rows_.first_row + row);
+      auto* at = static_cast<std::uint16_t*>(out.data) + to.token * out.strides[0] +
+                 to.head * out.strides[1] + dim;
+      *reinterpret_cast<Sixteen*>(at) =
+          is_bf16 ? packed(low, high, BFloat16{}) : packed(low, high, Float16{});
     }
+  }
+  QUIRE_DEVICE void store_numbers(const float* values, int num_rows) const {
+    QUIRE_NO_UNROLL
+    for (int row = 0; row < num_rows; ++row) {
+      const OutputRow to = output_row(args_, item_, rows_.first_row + row);
+      QUIRE_NO_UNROLL
+      for (int dim = lane(); dim < args_.cache.value_dim; dim += kTeam) {
+        store_value(args_.output.out, to, dim, values[place(row, dim)]);
+      }
+    }
+  }
+  QUIRE_DEVICE static const Float4& four(const float* values, int row, int dim) {
+    return *reinterpret_cast<const Float4*>(values + place(row, dim));
+  }
+  template <class Number>
+  QUIRE_DEVICE static Sixteen packed(const Float4& low, const Float4& high, Number number) {
+    return {{pack(low.x, low.y, number), pack(low.z, low.w, number), pack(high.x, high.y, number),
+             pack(high.z, high.w, number)}};
   }
 
   const AttendArgs& args_;
   const Item& item_;
+  TileShared& shared_;
   unsigned char* stages_;
   unsigned char* queries_;  // of the team
   float* scratch_;
-  int full_begin_ = 0;
-  int full_end_ = 0;
   Rows rows_;
 };
 
 // Returns whether the rows of the item have been stored.
 template <class Stored, int kDims>
-QUIRE_DEVICE bool attend_item_plainly(const AttendArgs& args, const Item& item,
-                                      unsigned char* memory, int* flag) {
-  TileTeam<Stored, kDims, false> state(args, item, memory);
-  state.run(flag);
+QUIRE_DEVICE bool attend_item_plainly(const AttendArgs& args, TileShared& shared,
+                                      unsigned char* memory) {
+  TileTeam<Stored, kDims, false> state(args, shared, memory);
+  state.run();
   sync_block();
-  if (*flag != 0) return false;
+  if (shared.flag != 0) return false;
   state.store();
   return true;
 }
 // A function of its own: what it needs of registers must not be taken from the plain loop.
 template <class Stored, int kDims>
-QUIRE_DEVICE_RARE void attend_item_generally(const AttendArgs& args, const Item& item,
-                                             unsigned char* memory, int* flag) {
-  TileTeam<Stored, kDims, true> state(args, item, memory);
-  state.run(flag);
+QUIRE_DEVICE_RARE void attend_item_generally(const AttendArgs& args, TileShared& shared,
+                                             unsigned char* memory) {
+  TileTeam<Stored, kDims, true> state(args, shared, memory);
+  state.run();
   sync_block();
   state.store();
 }
@@ -345,8 +391,8 @@ QUIRE_DEVICE void attend_tile(const AttendArgs& args) {
     }
     sync_block();
     const Item& item = shared.item;
-    if (is_general || !attend_item_plainly<Stored, kDims>(args, item, memory, &shared.flag)) {
-      attend_item_generally<Stored, kDims>(args, item, memory, &shared.flag);
+    if (is_general || !attend_item_plainly<Stored, kDims>(args, shared, memory)) {
+      attend_item_generally<Stored, kDims>(args, shared, memory);
     }
     const bool is_split = item.num_splits > 1;
     if (thread_index() == 0) shared.slot = taken;

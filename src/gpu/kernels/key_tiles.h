@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "attention/mask.h"
 #include "gpu/device_api.h"
@@ -13,6 +14,27 @@
 #include "gpu/kernels/attend_rows.h"
 
 namespace quire::gpu {
+
+// A stored 8-bit number, of a format that only the call knows: one set of kernels serves all three.
+struct AnyByte {
+  std::uint8_t bits;
+};
+
+// use(number) with a number of the stored format: what follows from it is compiled for each of the
+// 8-bit ones, and the call says which of them runs. The same for all lanes, and meant for whole
+// tiles: not for what is inside a loop over them.
+template <class Stored, class Use>
+QUIRE_DEVICE void with_format(DType stored, const Use& use) {
+  if constexpr (!std::is_same_v<Stored, AnyByte>) {
+    use(Stored{});
+  } else if (stored == DType::kI8) {
+    use(std::int8_t{});
+  } else if (stored == DType::kF8E5M2) {
+    use(Float8E5M2{});
+  } else {
+    use(Float8E4M3{});
+  }
+}
 
 // Of each number in a word: the bits that are all ones in what is infinite or NaN (the exponent, or
 // all but the sign where the only such code is NaN), and the lowest of them.
@@ -73,16 +95,34 @@ struct KeyTile {
   }
   QUIRE_DEVICE static int v_chunk(int key, int chunk) { return chunk ^ v_swizzle(key); }
 
-  // 8-bit: 16 dims of key first_key + l / 4, those of part `part` that belong to this lane.
-  QUIRE_DEVICE static Sixteen k_sixteen(const unsigned char* tile, int first_key, int part) {
-    const int key = first_key + lane() / 4;
-    return *reinterpret_cast<const Sixteen*>(tile + key * kRowBytes +
-                                             16 * ((4 * part + lane() % 4) ^ k_swizzle(key)));
+  // 8-bit: where a lane finds 16 dims of key l / 4, those of part 0 that belong to it.
+  QUIRE_DEVICE static int k_own() {
+    const int key = lane() / 4;
+    return key * kRowBytes + 16 * (lane() % 4 ^ k_swizzle(key));
   }
-  // 8-bit: byte i of either word, widened.
-  QUIRE_DEVICE static std::uint32_t pair(std::uint32_t low, std::uint32_t high, int i) {
-    const auto selector = static_cast<std::uint32_t>(i | (4 + i) << 4);
-    return two_halves(select_bytes(low, high, selector), 0, Stored{});
+  QUIRE_DEVICE static Sixteen k_sixteen(const unsigned char* tile, int own, int first_key,
+                                        int part) {
+    return *reinterpret_cast<const Sixteen*>(tile + (own ^ (64 * (part % 2))) + 128 * (part / 2) +
+                                             first_key * kRowBytes);
+  }
+  // 8-bit: where it finds the bytes from `byte` on of key 2 * (l % 4), of which it reads three more
+  // keys in every sixteen, those of key_of_four: the chunks of their rows are permuted alike.
+  QUIRE_DEVICE static int v_own(int byte) {
+    const int key = 2 * (lane() % 4);
+    return key * kRowBytes + 16 * v_chunk(key, byte / 16) + byte % 16;
+  }
+  QUIRE_DEVICE static constexpr int key_of_four(int sixteen, int i) {
+    return 16 * sixteen + i % 2 + 8 * (i / 2);
+  }
+  // 8-bit: bytes i and i + 1 of either word, in pairs, widened.
+  template <class Number>
+  QUIRE_DEVICE static void widen_pairs(std::uint32_t low, std::uint32_t high, int i, Number number,
+                                       std::uint32_t& first, std::uint32_t& second) {
+    const auto selector =
+        static_cast<std::uint32_t>(i | (4 + i) << 4 | (1 + i) << 8 | (5 + i) << 12);
+    const std::uint32_t pairs = select_bytes(low, high, selector);
+    first = two_halves(pairs, 0, number);
+    second = two_halves(pairs, 1, number);
   }
 
   QUIRE_DEVICE static float key_scale(const unsigned char* tile, int key) {
@@ -92,23 +132,27 @@ struct KeyTile {
     return reinterpret_cast<const float*>(tile + 2 * kTensorBytes)[kKeys + key];
   }
 
-  QUIRE_DEVICE static float value_at(const unsigned char* tile, int key, int dim) {
+  QUIRE_DEVICE static float value_at(const unsigned char* tile, int key, int dim, DType stored) {
     const int byte = dim * static_cast<int>(sizeof(Stored));
     const unsigned char* row = tile + kTensorBytes + key * kRowBytes;
-    return to_float(
-        *reinterpret_cast<const Stored*>(row + 16 * v_chunk(key, byte / 16) + byte % 16));
+    float value = 0.0F;
+    with_format<Stored>(stored, [&](auto number) {
+      value = to_float(*reinterpret_cast<const decltype(number)*>(
+          row + 16 * v_chunk(key, byte / 16) + byte % 16));
+    });
+    return value;
   }
 
   // Whether a value of the tile is infinite or NaN; the same for all lanes.
-  QUIRE_DEVICE static bool has_non_finite_values(const unsigned char* tile) {
-    return has_non_finite(tile + kTensorBytes, kTensorBytes);
+  QUIRE_DEVICE static bool has_non_finite_values(const unsigned char* tile, DType stored) {
+    return has_non_finite(tile + kTensorBytes, kTensorBytes, stored);
   }
 
   // Makes the values of those keys zeros, when all have been added.
-  QUIRE_DEVICE static void clear_non_finite(unsigned char* tile) {
+  QUIRE_DEVICE static void clear_non_finite(unsigned char* tile, DType stored) {
     QUIRE_NO_UNROLL
     for (int key = 0; key < kKeys; ++key) {
-      if (!is_non_finite(tile, key)) continue;
+      if (!is_non_finite(tile, key, stored)) continue;
       sync_team();
       for (int chunk = lane(); chunk < kChunks; chunk += kTeam) {
         *reinterpret_cast<Sixteen*>(tile + kTensorBytes + key * kRowBytes + 16 * chunk) = {};
@@ -117,13 +161,14 @@ struct KeyTile {
     }
   }
   // Whether a value of the key is infinite or NaN; the same for all lanes.
-  QUIRE_DEVICE static bool is_non_finite(const unsigned char* tile, int key) {
-    return has_non_finite(tile + kTensorBytes + key * kRowBytes, kRowBytes);
+  QUIRE_DEVICE static bool is_non_finite(const unsigned char* tile, int key, DType stored) {
+    return has_non_finite(tile + kTensorBytes + key * kRowBytes, kRowBytes, stored);
   }
 
   // Whether any of these numbers is infinite or NaN; the same for all lanes.
-  QUIRE_DEVICE static bool has_non_finite(const unsigned char* numbers, int bytes) {
-    constexpr NonFiniteBits kBits = non_finite_bits(Stored{});
+  QUIRE_DEVICE static bool has_non_finite(const unsigned char* numbers, int bytes, DType stored) {
+    NonFiniteBits bits;
+    with_format<Stored>(stored, [&](auto number) { bits = non_finite_bits(number); });
     constexpr std::uint32_t kSigns = kIs16Bit ? 0x80008000U : 0x80808080U;
     std::uint32_t found = 0;
     QUIRE_NO_UNROLL
@@ -131,7 +176,7 @@ struct KeyTile {
       const Sixteen some = *reinterpret_cast<const Sixteen*>(numbers + at);
       // One more at the lowest bit carries to the place of the sign only from all ones.
       QUIRE_UNROLL
-      for (const std::uint32_t x : some.x) found |= (x & kBits.mask) + kBits.lowest;
+      for (const std::uint32_t x : some.x) found |= (x & bits.mask) + bits.lowest;
     }
     return any((found & kSigns) != 0);
   }
@@ -172,6 +217,18 @@ class TileLoader {
     QUIRE_UNROLL
     for (int i = 0; i < kLead; ++i) loader.copy_ids(args, item, first + i * kStride, i);
   }
+  // What follows from item and lane alone: a thread that lacks registers keeps it elsewhere.
+  struct alignas(16) Lane {
+    const unsigned char* k;  // this lane's chunk of its head, before block and token
+    const unsigned char* v;
+  };
+  QUIRE_DEVICE Lane own_lane() const { return {k_lane_, v_lane_}; }
+  QUIRE_DEVICE void resume(const AttendArgs& args, const Item& item, std::int32_t* ids,
+                           const Lane& own) {
+    take_item(args, item, ids);
+    k_lane_ = own.k;
+    v_lane_ = own.v;
+  }
   // An item of which ids are there.
   QUIRE_DEVICE void resume(const AttendArgs& args, const Item& item, std::int32_t* ids) {
     take_item(args, item, ids);
@@ -188,18 +245,28 @@ class TileLoader {
 
   // Starts the copies of a tile, whose ids are in `slot`, and of the ids of the tile kLead later,
   // in one group. These take the slot of the tile before, whose load all lanes must have passed.
-  QUIRE_DEVICE void load(const AttendArgs& args, const Item& item, int tile, int slot,
+  // Returns whether the item has keys there.
+  QUIRE_DEVICE bool load(const AttendArgs& args, const Item& item, int tile, int slot,
                          unsigned char* to) {
-    if (tile * Tile::kKeys < key_end_) {
-      const std::int32_t* ids = ids_ + slot * Tile::kKeys;
+    const int first_key = tile * Tile::kKeys;
+    const std::int32_t* ids = ids_ + slot * Tile::kKeys;
+    const int later = tile + kLead * kStride;
+    const int later_slot = slot == 0 ? kLead : slot - 1;
+    const bool has_keys = first_key < key_end_;
+    const bool is_whole = (first_key >= key_begin_) & (first_key + Tile::kKeys <= key_end_);
+    if (!QUIRE_UNLIKELY(!(args.has_simple_tiles & is_whole))) {
+      copy_simple_ids(args, later, later_slot);  // behind the rows, its branch would wait for them
+      copy_runs<true>(args, first_key, ids, to, [](int) { return true; });
+    } else if (has_keys) {
       if (by_blocks_) {
-        load_blocks(args, tile * Tile::kKeys, ids, to);
+        load_blocks(args, first_key, ids, to);
       } else {
         load_keys(args, item, tile, ids, to);
       }
-      copy_ids(args, item, tile + kLead * kStride, slot == 0 ? kLead : slot - 1);
+      copy_ids(args, item, later, later_slot);
     }
     async_commit();
+    return has_keys;
   }
 
  private:
@@ -248,6 +315,16 @@ class TileLoader {
     }
   }
 
+  // Of a tile after one that is simple.
+  QUIRE_DEVICE void copy_simple_ids(const AttendArgs& args, int tile, int slot) const {
+    const int key = tile * Tile::kKeys + lane_;
+    const bool wanted = key < key_end_;
+    if ((lane_ < Tile::kKeys) & (lane_ % kRun == 0)) {
+      async_copy4(ids_ + slot * Tile::kKeys + lane_,
+                  table_ + (wanted ? key >> args.block_shift : 0), wanted);
+    }
+  }
+
   static constexpr int kRun = 16;
   static constexpr std::int64_t kNowhere = INT64_MIN;  // strides may be negative
   static constexpr std::int64_t kSize = sizeof(Stored);
@@ -279,35 +356,21 @@ class TileLoader {
   QUIRE_DEVICE void load_blocks(const AttendArgs& args, int first_key, const std::int32_t* ids,
                                 unsigned char* to) {
     const KvCacheView& cache = args.cache;
-    const bool whole = (first_key >= key_begin_) & (first_key + Tile::kKeys <= key_end_);
-    const bool whole_rows =
-        (cache.head_dim * kSize == Tile::kRowBytes) & (cache.value_dim * kSize == Tile::kRowBytes);
-    if (whole & whole_rows) {
-      copy_blocks(args, first_key, ids, to, [](int) { return true; });
-    } else {
-      const auto first_wanted = static_cast<unsigned>(key_begin_ - first_key);  // wraps below 0
-      const auto num_wanted = static_cast<unsigned>(key_end_ - key_begin_);
-      const bool k_dims = 16 * lane_chunk() < cache.head_dim * kSize;
-      const bool v_dims = 16 * lane_chunk() < cache.value_dim * kSize;
-      copy_blocks(args, first_key, ids, to, [=](int row) {
-        const bool wanted =
-            static_cast<unsigned>(row >= 0 ? row : ~row) - first_wanted < num_wanted;
-        return wanted & (row >= 0 ? k_dims : v_dims);
-      });
-    }
-    if constexpr (!Tile::kIs16Bit) {
-      if (cache.format.scales == ScaleGranularity::kPerTokenHead) {
-        const int key = first_key + lane_;
-        load_scales(args, to, {ids[lane_ & -kRun], first_token(args, key & -kRun) + lane_ % kRun},
-                    (key >= key_begin_) & (key < key_end_));
-      }
-    }
+    const auto first_wanted = static_cast<unsigned>(key_begin_ - first_key);  // wraps below 0
+    const auto num_wanted = static_cast<unsigned>(key_end_ - key_begin_);
+    const bool k_dims = 16 * lane_chunk() < cache.head_dim * kSize;
+    const bool v_dims = 16 * lane_chunk() < cache.value_dim * kSize;
+    copy_runs<false>(args, first_key, ids, to, [=](int row) {
+      const bool wanted = static_cast<unsigned>(row >= 0 ? row : ~row) - first_wanted < num_wanted;
+      return wanted & (row >= 0 ? k_dims : v_dims);
+    });
   }
 
-  // wanted(row) says whether a row of K is to be read, wanted(~row) the same of V.
-  template <class Wanted>
-  QUIRE_DEVICE void copy_blocks(const AttendArgs& args, int first_key, const std::int32_t* ids,
-                                unsigned char* to, const Wanted& wanted) {
+  // Runs of 16 keys, which lie in one block each, and the scales of their tokens. wanted(row) says
+  // whether a row of K is to be read, wanted(~row) the same of V.
+  template <bool kSimple, class Wanted>
+  QUIRE_DEVICE void copy_runs(const AttendArgs& args, int first_key, const std::int32_t* ids,
+                              unsigned char* to, const Wanted& wanted) {
     const KvCacheView& cache = args.cache;
     const std::int64_t k_step = kRowsPerCopy * kSize * cache.k_strides.token;
     const std::int64_t v_step = kRowsPerCopy * kSize * cache.v_strides.token;
@@ -315,7 +378,7 @@ class TileLoader {
     QUIRE_UNROLL
     for (int run = 0; run < Tile::kKeys / kRun; ++run) {
       const std::int64_t block = ids[run * kRun];
-      const std::int64_t token = first_token(args, first_key + run * kRun);
+      const std::int64_t token = first_token<kSimple>(args, first_key + run * kRun);
       const unsigned char* k_at =
           k_lane_ + kSize * (block * cache.k_strides.block + token * cache.k_strides.token);
       const unsigned char* v_at =
@@ -330,12 +393,21 @@ class TileLoader {
         v_at += v_step;
       }
     }
+    if constexpr (!Tile::kIs16Bit) {
+      if (cache.format.scales == ScaleGranularity::kPerTokenHead) {
+        const int key = first_key + lane_;
+        const int token = first_token<kSimple>(args, key & -kRun) + lane_ % kRun;
+        load_scales(args, to, {ids[lane_ & -kRun], token},
+                    kSimple || ((key >= key_begin_) & (key < key_end_)));
+      }
+    }
   }
 
   // The place in its block of a key that begins a run.
+  template <bool kSimple>
   QUIRE_DEVICE static int first_token(const AttendArgs& args, int key) {
     const int block_size = args.cache.format.block_size;
-    if (args.block_shift >= 0) return key & (block_size - 1);
+    if (kSimple || args.block_shift >= 0) return key & (block_size - 1);
     return static_cast<int>(static_cast<unsigned>(key) % static_cast<unsigned>(block_size));
   }
 
@@ -351,25 +423,41 @@ class TileLoader {
     const auto bytes_at = [&](const KvStrides& strides) {
       return place.wanted ? kSize * (block * strides.block + token * strides.token) : kNowhere;
     };
-    const std::int64_t k_own = bytes_at(cache.k_strides);
-    const std::int64_t v_own = bytes_at(cache.v_strides);
-    const bool k_dims = 16 * lane_chunk() < cache.head_dim * kSize;
-    const bool v_dims = 16 * lane_chunk() < cache.value_dim * kSize;
-    QUIRE_UNROLL
-    for (int copy = 0; copy < kCopies; ++copy) {
-      const int row = copy * kRowsPerCopy + lane_row();
-      const std::int64_t k_row = shuffle64(k_own, row);
-      const std::int64_t v_row = shuffle64(v_own, row);
-      const bool k_wanted = (k_row != kNowhere) & k_dims;
-      const bool v_wanted = (v_row != kNowhere) & v_dims;
-      async_copy16(to + k_offset(copy), k_lane_ + (k_wanted ? k_row : 0), k_wanted);
-      async_copy16(to + v_offset(copy), v_lane_ + (v_wanted ? v_row : 0), v_wanted);
+    if (args.has_equal_strides) {
+      copy_rows<true>(args, bytes_at(cache.k_strides), 0, to);
+    } else {
+      copy_unlike_rows(args, *this, bytes_at(cache.k_strides), bytes_at(cache.v_strides), to);
     }
     if constexpr (!Tile::kIs16Bit) {
       if (cache.format.scales == ScaleGranularity::kPerTokenHead) {
         load_scales(args, to, {block, token}, place.wanted);
       }
     }
+  }
+
+  // Rows that lie anywhere: k_own and v_own are where this lane's key begins, or kNowhere.
+  template <bool kEqualStrides>
+  QUIRE_DEVICE void copy_rows(const AttendArgs& args, std::int64_t k_own, std::int64_t v_own,
+                              unsigned char* to) const {
+    const bool k_dims = 16 * lane_chunk() < args.cache.head_dim * kSize;
+    const bool v_dims = 16 * lane_chunk() < args.cache.value_dim * kSize;
+    QUIRE_UNROLL
+    for (int copy = 0; copy < kCopies; ++copy) {
+      const int row = copy * kRowsPerCopy + lane_row();
+      const std::int64_t k_row = shuffle64(k_own, row);
+      const std::int64_t v_row = kEqualStrides ? k_row : shuffle64(v_own, row);
+      const bool k_wanted = (k_row != kNowhere) & k_dims;
+      const bool v_wanted = (v_row != kNowhere) & v_dims;
+      async_copy16(to + k_offset(copy), k_lane_ + (k_wanted ? k_row : 0), k_wanted);
+      async_copy16(to + v_offset(copy), v_lane_ + (v_wanted ? v_row : 0), v_wanted);
+    }
+  }
+
+  // A function of its own: few caches need it, and its registers are not taken from the others.
+  QUIRE_DEVICE_RARE static void copy_unlike_rows(const AttendArgs& args, TileLoader loader,
+                                                 std::int64_t k_own, std::int64_t v_own,
+                                                 unsigned char* to) {
+    loader.template copy_rows<false>(args, k_own, v_own, to);
   }
 
   QUIRE_DEVICE void load_scales(const AttendArgs& args, unsigned char* to, const KeyPlace& place,

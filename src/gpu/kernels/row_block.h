@@ -30,6 +30,20 @@ QUIRE_DEVICE_RARE Sixteen gather_query(const std::uint16_t* q, std::int64_t stri
   return piece;
 }
 
+// Of 8-bit K and V: those of the tensor or of the head, else 1.
+struct HeadScales {
+  float k = 1.0F;
+  float v = 1.0F;
+};
+QUIRE_DEVICE float head_scale(const AttendArgs& args, KvTensor tensor, int kv_head) {
+  const KvCacheView& cache = args.cache;
+  const ScaleGranularity scales = cache.format.scales;
+  if (scales != ScaleGranularity::kPerTensor && scales != ScaleGranularity::kPerHead) return 1.0F;
+  const bool is_k = tensor == KvTensor::kK || cache.format.v_in_k;
+  const KvScales& from = is_k ? cache.k_scales : cache.v_scales;
+  return from.data[scale_offset(from, 0, kv_head, 0)];
+}
+
 // kTiles key tiles, one behind the other in shared memory, are attended to at a time. Scores that
 // are more than scaled products, and trees, only if kGeneral.
 template <class Stored, int kDims, int kTiles, class Map, bool kGeneral = true>
@@ -71,7 +85,7 @@ struct RowBlock {
   };
   QUIRE_DEVICE static RowPlace row_place(const AttendArgs& args, const Item& item, int row) {
     const int packed = item.first_row + row;
-    const int token = item.q_len == 1 ? 0 : packed / args.group;
+    const int token = divide(packed, args.by_group);
     return {token, item.kv_head * args.group + (packed - token * args.group)};
   }
   QUIRE_DEVICE int row_of(int slot) const { return first_row + Map::row(slot); }
@@ -87,13 +101,14 @@ struct RowBlock {
 
   // Rows [first, first + kRows) of the item, as far as it has them. The scratch [kScratchBytes] of
   // the team, in shared memory, is the same in all calls.
-  QUIRE_DEVICE void start(const AttendArgs& args, const Item& item, int first, float* scratch) {
+  QUIRE_DEVICE void start(const AttendArgs& args, const Item& item, int first, float* scratch,
+                          const HeadScales& scales) {
     first_row = first;
     has_upper = item.num_rows > first + kRows / 2;
     find_visible(args, item, scratch);
     // The largest score is the score of the largest product only if the scale is not negative.
     if (is_by_element(args) || args.params.scale < 0.0F) full = {};
-    load_scales(args, item);
+    take_scales(args, scales);
   }
   // No key was seen yet.
   QUIRE_DEVICE void clear_state() {
@@ -192,7 +207,7 @@ struct RowBlock {
     QUIRE_UNROLL
     for (int i = 0; i < kScales; ++i) scale[i] = row_scale[i];
     bool hides = false;
-    if (first_key < full.begin || first_key + kKeys > full.end) {
+    if (QUIRE_UNLIKELY(first_key < full.begin || first_key + kKeys > full.end)) {
       hides = finish_scores(args, item, first_key, scratch, s);
       QUIRE_UNROLL
       for (float& x : scale) x = 1.0F;
@@ -237,11 +252,11 @@ struct RowBlock {
 
   // Adds what add_non_finite says, with the weights of a block of rows in the scratch. The
   // accumulators go through memory, so that all other code has them in registers.
-  QUIRE_DEVICE void add_non_finite_values(const unsigned char* tile, const float* scratch,
-                                          int block) {
+  QUIRE_DEVICE void add_non_finite_values(const unsigned char* tile, DType stored,
+                                          const float* scratch, int block) {
     float copy[Map::num_values(kDims)][4];
     for_values([&](int n, int i) { copy[n][i] = o[n][i]; });
-    add_non_finite<Stored, kDims, Map>(tile, scratch, block, copy);
+    add_non_finite<Stored, kDims, Map>(tile, stored, scratch, block, copy);
     for_values([&](int n, int i) { o[n][i] = copy[n][i]; });
   }
 
@@ -293,22 +308,11 @@ struct RowBlock {
   }
 
   // Scales that hold for all keys; those of tokens come with the tiles.
-  QUIRE_DEVICE void load_scales(const AttendArgs& args, const Item& item) {
-    const KvCacheView& cache = args.cache;
-    float scale = is_by_element(args) ? 1.0F : args.params.scale * kLog2E;
-    v_unit = 1.0F;
-    if constexpr (Tile::kScalesQueries) {
-      const ScaleGranularity scales = cache.format.scales;
-      if (scales == ScaleGranularity::kPerTokenHead) {
-        v_unit = 0x1p-126F;
-      } else if (scales != ScaleGranularity::kNone) {
-        const KvScales& of_values = cache.format.v_in_k ? cache.k_scales : cache.v_scales;
-        scale *= cache.k_scales.data[scale_offset(cache.k_scales, 0, item.kv_head, 0)];
-        v_unit = of_values.data[scale_offset(of_values, 0, item.kv_head, 0)];
-      }
-    }
+  QUIRE_DEVICE void take_scales(const AttendArgs& args, const HeadScales& scales) {
+    const float scale = is_by_element(args) ? 1.0F : args.params.scale * kLog2E;
+    v_unit = has_token_scales(args) ? 0x1p-126F : scales.v;
     QUIRE_UNROLL
-    for (float& x : row_scale) x = scale;
+    for (float& x : row_scale) x = scale * scales.k;
   }
 
   QUIRE_DEVICE static float load_query(const AttendArgs& args, std::int64_t base, int dim) {
@@ -429,7 +433,7 @@ struct RowBlock {
       if (is_empty(slot)) continue;
       highest = max_of(highest, fused(largest[slot], scale[scale_index(slot)], -base[slot]));
     }
-    if (any(highest > kSlack)) raise_bases(scale, largest);
+    if (QUIRE_UNLIKELY(any(highest > kSlack))) raise_bases(scale, largest);
     for_scores([&](int n, int i) {
       const int slot = Map::slot(n, i);
       if (is_empty(slot)) {
@@ -459,23 +463,28 @@ struct RowBlock {
     for_values([&](int n, int i) { o[n][i] *= shrink[Map::slot(n, i)]; });
   }
 
-  // Weights times the scales of their values, in units of a power of two that no scale exceeds. The
-  // scale of a key that no row sees may be anything.
+  // Of a power of two whose inverse is no subnormal number.
+  QUIRE_DEVICE static float inverse_of_power(float x) {
+    return __builtin_bit_cast(float, (254 << 23) - __builtin_bit_cast(std::int32_t, x));
+  }
+
+  // Weights times the scales of their values, in units of a power of two that no scale exceeds by
+  // much. The scale of a key that no row sees may be anything.
   QUIRE_DEVICE void scale_weights(const unsigned char* tiles, Scores& s) {
     float largest = 0.0F;
     for_scores([&](int n, int i) {
       const float scale = value_scale_at(tiles, Map::key(n, i));
       largest = max_of(largest, s[n][i] != 0.0F ? scale : 0.0F);
     });
-    largest = team_max(largest);
-    if (largest > v_unit) {
+    if (QUIRE_UNLIKELY(any(largest > v_unit))) {
+      largest = team_max(largest);
       const std::int32_t exponent = (__builtin_bit_cast(std::int32_t, largest) >> 23) + 1;
-      const float unit = __builtin_bit_cast(float, (exponent > 254 ? 254 : exponent) << 23);
+      const float unit = __builtin_bit_cast(float, (exponent > 253 ? 253 : exponent) << 23);
       const float change = v_unit / unit;
       v_unit = unit;
       for_values([&](int n, int i) { o[n][i] *= change; });
     }
-    const float inverse = 1.0F / v_unit;
+    const float inverse = inverse_of_power(v_unit);
     for_scores([&](int n, int i) {
       const float scale = value_scale_at(tiles, Map::key(n, i)) * inverse;
       s[n][i] = s[n][i] != 0.0F ? s[n][i] * scale : 0.0F;

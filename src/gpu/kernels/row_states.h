@@ -26,7 +26,7 @@ struct OutputRow {
 };
 QUIRE_DEVICE OutputRow output_row(const AttendArgs& args, const Item& item, int row) {
   const int packed = item.first_row + row;
-  const int token = item.q_len == 1 ? 0 : packed / args.group;
+  const int token = divide(packed, args.by_group);
   return {item.q_begin + static_cast<std::int64_t>(token),
           static_cast<std::int64_t>(item.kv_head) * args.group + (packed - token * args.group)};
 }

@@ -4,7 +4,8 @@
 // ones are widened to f16 in registers, in an order of the dims that needs no shuffling: a product
 // does not care which dim is which, if both sides agree.
 //
-// The accumulators `s` and `o` are float [count][4] as the map says.
+// The accumulators `s` and `o` are float [count][4] as the map says, and `number` is of the stored
+// format (with_format).
 #pragma once
 
 #include <cstdint>
@@ -44,8 +45,9 @@ struct TileProducts<Stored, kDims, RowsDown<kBlocks>> : QueryDims<Stored, kDims>
   }
 
   // s += Q K^T for kTiles tiles, one behind the other; q(block, step) is a fragment of Q.
-  template <int kTiles, class Queries, class Scores>
-  QUIRE_DEVICE static void multiply_keys(const unsigned char* tiles, const Queries& q, Scores& s) {
+  template <int kTiles, class Number, class Queries, class Scores>
+  QUIRE_DEVICE static void multiply_keys(const unsigned char* tiles, const Queries& q, Scores& s,
+                                         Number number) {
     constexpr int kPerTile = Tile::kKeys / 8;
     if constexpr (Tile::kIs16Bit) {
       // Each load is under way while the products of the one before are made.
@@ -82,6 +84,7 @@ struct TileProducts<Stored, kDims, RowsDown<kBlocks>> : QueryDims<Stored, kDims>
         }
       }
     } else {
+      const int own = Tile::k_own();
       QUIRE_UNROLL
       for (int part = 0; part < kTiles * kDims / 64; ++part) {
         const int t = part / (kDims / 64);
@@ -89,7 +92,7 @@ struct TileProducts<Stored, kDims, RowsDown<kBlocks>> : QueryDims<Stored, kDims>
         Sixteen keys[kPerTile];
         QUIRE_UNROLL
         for (int n = 0; n < kPerTile; ++n) {
-          keys[n] = Tile::k_sixteen(tiles + t * Tile::kBytes, 8 * n, dims);
+          keys[n] = Tile::k_sixteen(tiles + t * Tile::kBytes, own, 8 * n, dims);
         }
         QUIRE_UNROLL
         for (int i = 0; i < 4; ++i) {
@@ -99,8 +102,8 @@ struct TileProducts<Stored, kDims, RowsDown<kBlocks>> : QueryDims<Stored, kDims>
             QUIRE_UNROLL
             for (int n = 0; n < kPerTile; ++n) {
               multiply_add(s[(t * kPerTile + n) * kBlocks + block], a.x,
-                           two_halves(keys[n].x[i], 0, Stored{}),
-                           two_halves(keys[n].x[i], 1, Stored{}), Compute{});
+                           two_halves(keys[n].x[i], 0, number), two_halves(keys[n].x[i], 1, number),
+                           Compute{});
             }
           }
         }
@@ -109,9 +112,9 @@ struct TileProducts<Stored, kDims, RowsDown<kBlocks>> : QueryDims<Stored, kDims>
   }
 
   // o += P V for kTiles tiles.
-  template <int kTiles, class Weights, class Values>
-  QUIRE_DEVICE static void multiply_values(const unsigned char* tiles, const Weights& s,
-                                           Values& o) {
+  template <int kTiles, class Number, class Weights, class Values>
+  QUIRE_DEVICE static void multiply_values(const unsigned char* tiles, const Weights& s, Values& o,
+                                           Number number) {
     constexpr int kPerTile = Tile::kKeys / 16;
     std::uint32_t p[kBlocks][4];
     const auto take_weights = [&](int sixteen) {
@@ -151,6 +154,7 @@ struct TileProducts<Stored, kDims, RowsDown<kBlocks>> : QueryDims<Stored, kDims>
         }
       }
     } else {
+      const int own = Tile::v_own(lane() / 16 * 16 + lane() / 4 % 4 * 4);
       QUIRE_UNROLL
       for (int sixteen = 0; sixteen < kTiles * kPerTile; ++sixteen) {
         const unsigned char* values =
@@ -161,18 +165,23 @@ struct TileProducts<Stored, kDims, RowsDown<kBlocks>> : QueryDims<Stored, kDims>
           std::uint32_t words[4];  // four dims of each of four keys
           QUIRE_UNROLL
           for (int i = 0; i < 4; ++i) {
-            const int key = 16 * (sixteen % kPerTile) + 2 * (lane() % 4) + i % 2 + 8 * (i / 2);
-            const int chunk = Tile::v_chunk(key, 2 * part + lane() / 16);
-            words[i] = *reinterpret_cast<const std::uint32_t*>(values + key * Tile::kRowBytes +
-                                                               16 * chunk + lane() / 4 % 4 * 4);
+            words[i] = *reinterpret_cast<const std::uint32_t*>(
+                values + (own ^ (32 * (part % 4))) + 128 * (part / 4) +
+                Tile::key_of_four(sixteen % kPerTile, i) * Tile::kRowBytes);
+          }
+          std::uint32_t low[4];
+          std::uint32_t high[4];
+          QUIRE_UNROLL
+          for (int i = 0; i < 4; i += 2) {
+            Tile::widen_pairs(words[0], words[1], i, number, low[i], low[i + 1]);
+            Tile::widen_pairs(words[2], words[3], i, number, high[i], high[i + 1]);
           }
           QUIRE_UNROLL
           for (int i = 0; i < 4; ++i) {
-            const std::uint32_t low = Tile::pair(words[0], words[1], i);
-            const std::uint32_t high = Tile::pair(words[2], words[3], i);
             QUIRE_UNROLL
             for (int block = 0; block < kBlocks; ++block) {
-              multiply_add(o[(4 * part + i) * kBlocks + block], p[block], low, high, Compute{});
+              multiply_add(o[(4 * part + i) * kBlocks + block], p[block], low[i], high[i],
+                           Compute{});
             }
           }
         }
@@ -199,8 +208,9 @@ struct TileProducts<Stored, kDims, RowsAcross<kGroups>> : QueryDims<Stored, kDim
   }
 
   // s += K Q^T; q(0, step) is a fragment of Q.
-  template <int kTiles, class Queries, class Scores>
-  QUIRE_DEVICE static void multiply_keys(const unsigned char* tile, const Queries& q, Scores& s) {
+  template <int kTiles, class Number, class Queries, class Scores>
+  QUIRE_DEVICE static void multiply_keys(const unsigned char* tile, const Queries& q, Scores& s,
+                                         Number number) {
     static_assert(kTiles == 1);
     if constexpr (Tile::kIs16Bit) {
       QUIRE_UNROLL
@@ -234,17 +244,18 @@ struct TileProducts<Stored, kDims, RowsAcross<kGroups>> : QueryDims<Stored, kDim
           multiply_add(s[rows * kGroups + g], a, b.x[g], b.x[kGroups + g], Compute{});
         }
       };
+      const int own = Tile::k_own();
       QUIRE_UNROLL
       for (int part = 0; part < kDims / 64; ++part) {
         QUIRE_UNROLL
         for (int rows = 0; rows < Tile::kKeys / 16; ++rows) {
-          const Sixteen low = Tile::k_sixteen(tile, 16 * rows, part);
-          const Sixteen high = Tile::k_sixteen(tile, 16 * rows + 8, part);
+          const Sixteen low = Tile::k_sixteen(tile, own, 16 * rows, part);
+          const Sixteen high = Tile::k_sixteen(tile, own, 16 * rows + 8, part);
           QUIRE_UNROLL
           for (int i = 0; i < 4; ++i) {
             const std::uint32_t a[4] = {
-                two_halves(low.x[i], 0, Stored{}), two_halves(high.x[i], 0, Stored{}),
-                two_halves(low.x[i], 1, Stored{}), two_halves(high.x[i], 1, Stored{})};
+                two_halves(low.x[i], 0, number), two_halves(high.x[i], 0, number),
+                two_halves(low.x[i], 1, number), two_halves(high.x[i], 1, number)};
             multiply(4 * part + i, rows, a);
           }
         }
@@ -253,8 +264,9 @@ struct TileProducts<Stored, kDims, RowsAcross<kGroups>> : QueryDims<Stored, kDim
   }
 
   // o += V^T P^T.
-  template <class Weights, class Values>
-  QUIRE_DEVICE static void multiply_values(const unsigned char* tile, const Weights& s, Values& o) {
+  template <class Number, class Weights, class Values>
+  QUIRE_DEVICE static void multiply_values(const unsigned char* tile, const Weights& s, Values& o,
+                                           Number number) {
     const unsigned char* values = tile + Tile::kTensorBytes;
     QUIRE_UNROLL
     for (int half = 0; half < Tile::kKeys / 16; ++half) {
@@ -281,24 +293,22 @@ struct TileProducts<Stored, kDims, RowsAcross<kGroups>> : QueryDims<Stored, kDim
           multiply(n, a);
         }
       } else {
+        const int own = Tile::v_own(lane() / 4 * kLaneDims);
         QUIRE_UNROLL
         for (int part = 0; part < kParts; ++part) {
           Words<kLaneDims / 4> dims[4];  // of keys 2 * (l % 4), + 1, + 8 and + 9
           QUIRE_UNROLL
           for (int i = 0; i < 4; ++i) {
-            const int key = 16 * half + 2 * (lane() % 4) + i % 2 + 8 * (i / 2);
-            const int byte = (part * 8 + lane() / 4) * kLaneDims;
             dims[i] = *reinterpret_cast<const Words<kLaneDims / 4>*>(
-                values + key * Tile::kRowBytes + 16 * Tile::v_chunk(key, byte / 16) + byte % 16);
+                values + own + part * 8 * kLaneDims + Tile::key_of_four(half, i) * Tile::kRowBytes);
           }
           QUIRE_UNROLL
           for (int j = 0; j < kLaneDims / 2; ++j) {
             const int word = j / 2;
             const int byte = j % 2 * 2;
-            const std::uint32_t a[4] = {Tile::pair(dims[0].x[word], dims[1].x[word], byte),
-                                        Tile::pair(dims[0].x[word], dims[1].x[word], byte + 1),
-                                        Tile::pair(dims[2].x[word], dims[3].x[word], byte),
-                                        Tile::pair(dims[2].x[word], dims[3].x[word], byte + 1)};
+            std::uint32_t a[4];
+            Tile::widen_pairs(dims[0].x[word], dims[1].x[word], byte, number, a[0], a[1]);
+            Tile::widen_pairs(dims[2].x[word], dims[3].x[word], byte, number, a[2], a[3]);
             multiply(part * (kLaneDims / 2) + j, a);
           }
         }
@@ -312,14 +322,14 @@ struct TileProducts<Stored, kDims, RowsAcross<kGroups>> : QueryDims<Stored, kDim
 // are in shared memory; o [Map::num_values(kDims)][4] is the copy of the accumulators, of which
 // those of one block change.
 template <class Stored, int kDims, class Map>
-QUIRE_DEVICE_RARE void add_non_finite(const unsigned char* tile, const float* weights, int block,
-                                      float (*o)[4]) {
+QUIRE_DEVICE_RARE void add_non_finite(const unsigned char* tile, DType stored, const float* weights,
+                                      int block, float (*o)[4]) {
   using Tile = KeyTile<Stored, kDims>;
   using Products = TileProducts<Stored, kDims, Map>;
   constexpr int kBlockRows = Map::kRows / Map::kBlocks;
   QUIRE_NO_UNROLL
   for (int key = 0; key < Tile::kKeys; ++key) {
-    if (!Tile::is_non_finite(tile, key)) continue;
+    if (!Tile::is_non_finite(tile, key, stored)) continue;
     QUIRE_NO_UNROLL
     for (int n = block; n < Map::num_values(kDims); n += Map::kBlocks) {
       QUIRE_NO_UNROLL
@@ -327,7 +337,7 @@ QUIRE_DEVICE_RARE void add_non_finite(const unsigned char* tile, const float* we
         const int row = Map::row(Map::slot(n, i)) % kBlockRows;
         const float weight = weights[row * Tile::kKeys + key];
         if (weight != 0.0F) {
-          o[n][i] += weight * Tile::value_at(tile, key, Products::value_dim(n, i));
+          o[n][i] += weight * Tile::value_at(tile, key, Products::value_dim(n, i), stored);
         }
       }
     }

@@ -3,8 +3,8 @@
 
 namespace quire::gpu {
 
-CudaKernel cuda_kernel_i8(const KernelId& id) {
-  return with_stored_kernel<std::int8_t>(id, MakeCudaKernel{});
+CudaKernel cuda_kernel_bytes64(const KernelId& id) {
+  return with_kernel_of_dims<AnyByte, 64>(id, MakeCudaKernel{});
 }
 
 }  // namespace quire::gpu

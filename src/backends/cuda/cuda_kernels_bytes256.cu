@@ -3,8 +3,8 @@
 
 namespace quire::gpu {
 
-CudaKernel cuda_kernel_f8e5m2(const KernelId& id) {
-  return with_stored_kernel<Float8E5M2>(id, MakeCudaKernel{});
+CudaKernel cuda_kernel_bytes256(const KernelId& id) {
+  return with_kernel_of_dims<AnyByte, 256>(id, MakeCudaKernel{});
 }
 
 }  // namespace quire::gpu

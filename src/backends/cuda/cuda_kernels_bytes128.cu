@@ -3,8 +3,8 @@
 
 namespace quire::gpu {
 
-CudaKernel cuda_kernel_f8e4m3(const KernelId& id) {
-  return with_stored_kernel<Float8E4M3>(id, MakeCudaKernel{});
+CudaKernel cuda_kernel_bytes128(const KernelId& id) {
+  return with_kernel_of_dims<AnyByte, 128>(id, MakeCudaKernel{});
 }
 
 }  // namespace quire::gpu
