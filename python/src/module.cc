@@ -4,6 +4,7 @@
 
 #include <exception>
 
+#include "base/hidden_tiles.h"
 #include "bindings.h"
 #include "quire/error.h"
 #include "quire/version.h"
@@ -32,6 +33,7 @@ void translate(const std::exception_ptr& pointer, void* payload) {
 
 NB_MODULE(_quire, module) {
   using namespace quire::python;
+  quire::keep_onednn_from_hidden_tiles();  // PyTorch in this process would die of them too
   nb::set_leak_warnings(false);  // what a program still holds at its end is its own affair
   module.doc() = "The compiled part of quire.";
   module.attr("__version__") = quire::version();
