@@ -62,8 +62,9 @@ def read_entry(build_dir, entry):
             return
     if entry_passed:
         yield name, PASSED, ""
-    elif entry.find("skipped") is not None and entry_skip_reason(entry):
-        yield name, SKIPPED, entry_skip_reason(entry)
+    elif entry.find("skipped") is not None:
+        reason = entry_skip_reason(entry)
+        yield (name, SKIPPED, reason) if reason else (name, FAILED, "left as a skip without SKIP:")
     else:
         yield name, FAILED, ""
 
@@ -78,7 +79,7 @@ def main(build_dirs):
                 if outcome == SKIPPED:
                     skips[reason].append(name)
                 elif outcome == FAILED:
-                    print(f"FAILED [{build_dir.name}] {name}")
+                    print(f"FAILED [{build_dir.name}] {name}{': ' if reason else ''}{reason}")
             for line in partial_skips(entry):
                 print(f"partly skipped [{build_dir.name}] {entry.get('name')}: {line}")
             for reason, names in skips.items():

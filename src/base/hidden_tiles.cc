@@ -9,9 +9,14 @@ namespace quire {
 
 bool keep_onednn_from_hidden_tiles() {
   static const bool kDid = [] {
+    const CpuFeatures features = detect_cpu_features();
     constexpr const char* kVariable = "ONEDNN_MAX_CPU_ISA";
-    if (!detect_cpu_features().amx_sizes_hidden || std::getenv(kVariable) != nullptr) return false;
-    return setenv(kVariable, "AVX512_CORE_BF16", 0) == 0;
+    if (!features.amx_sizes_hidden || std::getenv(kVariable) != nullptr ||
+        std::getenv("DNNL_MAX_CPU_ISA") != nullptr) {
+      return false;
+    }
+    const char* limit = features.avx512_fp16 ? "AVX512_CORE_FP16" : "AVX512_CORE_BF16";
+    return setenv(kVariable, limit, 0) == 0;
   }();
   return kDid;
 }

@@ -5,9 +5,10 @@
 
 namespace quire {
 
-// On such a machine, unless the variable is set: limits oneDNN to what comes before AMX, by its
-// environment variable ONEDNN_MAX_CPU_ISA, which it reads at its first primitive. Returns whether
-// it did. Thread-safe; other threads must not be changing the environment.
+// On such a machine: limits oneDNN to what comes before AMX, by its environment variable
+// ONEDNN_MAX_CPU_ISA, which it reads at its first primitive; unless that or its older name
+// DNNL_MAX_CPU_ISA is set. Returns whether it did, now or before. May be called by many threads at
+// once; others must not be using the environment.
 bool keep_onednn_from_hidden_tiles();
 
 }  // namespace quire

@@ -100,6 +100,17 @@ void add_types(std::vector<Case>& cases) {
         .with([](Case& c) { c.spec.out_dtype = DType::kF32; })
         .add_to(cases);
   }
+  // Long rows of bytes over many tiles of keys.
+  for (const int dims : {128, 256}) {
+    for (const KvType& kv : {KvType{DType::kI8, ScaleGranularity::kPerTokenHead},
+                             KvType{DType::kF8E5M2, ScaleGranularity::kPerHead}}) {
+      CaseBuilder(concat("prefill/types/", kv_type_name(kv), "_dims_", dims), kFull, {{40, 300}})
+          .heads(2, 1)
+          .dims(dims, dims)
+          .kv(kv.dtype, kv.scales)
+          .add_to(cases);
+    }
+  }
   prefill("types/f32", kSmoke).query(DType::kF32).kv(DType::kF32).add_to(cases);
   prefill("types/f16", kSmoke).query(DType::kF16).kv(DType::kF16).add_to(cases);
   prefill("types/no_lse").with([](Case& c) { c.spec.features.lse = false; }).add_to(cases);

@@ -12,6 +12,7 @@
 #define QUIRE_UNROLL _Pragma("unroll")
 #define QUIRE_UNROLL_4 _Pragma("unroll 4")
 #define QUIRE_NO_UNROLL _Pragma("unroll 1")
+#define QUIRE_LIKELY(condition) __builtin_expect(condition, 1)
 #define QUIRE_UNLIKELY(condition) __builtin_expect(condition, 0)
 
 namespace quire::gpu {

@@ -52,6 +52,7 @@ constexpr std::string_view kCases[] = {
     "prefill/types/bf16_f8e4m3_token_head",
     "prefill/types/bf16_f8e5m2_head",
     "prefill/types/f16_i8_head",
+    "prefill/tensors/odd",
     "prefill/encoder/window_4_4",
     "mixed/everything",
     "mixed/padding",

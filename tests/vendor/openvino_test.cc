@@ -158,6 +158,18 @@ TEST(OpenVino, ItsErrorsNameTheConfiguration) {
   EXPECT_EQ(runtime->num_models(), 0);
 }
 
+TEST(OpenVino, CopiesRegionsOfAnyStride) {
+  std::vector<char> from = {'a', 'b', '-', 'c', 'd', '-', 'e', 'f'};  // blocks of 2, 3 apart
+  std::vector<char> to(4, '.');
+  const std::vector<BlockCopy> copies = {{.src = 2, .dst = 0}, {.src = 0, .dst = 1}};
+  openvino::copy_regions({from.data(), 3, 2, 3}, {to.data(), 2, 2, 2}, copies);
+  EXPECT_EQ(std::string(to.begin(), to.end()), "efab");
+  // Of one block the stride may be anything.
+  openvino::copy_regions({from.data() + 3, 1, 2, 0}, {to.data(), 1, 2, 0},
+                         std::vector<BlockCopy>{{.src = 0, .dst = 0}});
+  EXPECT_EQ(std::string(to.begin(), to.end()), "cdab");
+}
+
 struct Stored {
   DType dtype;
   ScaleGranularity scales;

@@ -109,7 +109,7 @@ void fill_cache(const NotFinite& c, const KvCacheView& layer) {
       for (std::int64_t head = 0; head < 2; ++head) {
         for (std::int64_t d = 0; d < kDims; ++d) {
           row[static_cast<std::size_t>(d)] =
-              j < kKeys ? wave(d + 16 * (slot + 9 * (head + 2 * static_cast<int>(part)))) : kNaN;
+              j < kKeys ? wave(d + 16 * (slot + 24 * (head + 2 * static_cast<int>(part)))) : kNaN;
         }
         if (part == c.tensor && slot == c.key && head == 0) row[3] = c.value;
         store_row(layer, part, slot / 4, head, slot % 4, row.data());

@@ -184,7 +184,7 @@ class OpenVinoBackend final : public HostBackend {
         for (const BlockCopy& copy : copies) import_block(from, copy.src, to, form, copy.dst);
       } else if (element_of(from.format.layout) && from.format.layout == to.format.layout) {
         copy_regions(k_blocks(from), k_blocks(to), copies);
-        copy_regions(v_blocks(from), v_blocks(to), copies);
+        if (from.opaque_v_bytes > 0) copy_regions(v_blocks(from), v_blocks(to), copies);
       } else {
         HostBackend::do_copy_blocks(src.subspan(layer, 1), dst.subspan(layer, 1), copies, stream);
       }

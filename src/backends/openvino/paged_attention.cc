@@ -230,8 +230,10 @@ void copy_regions(const BlockMemory& from, const BlockMemory& to,
   guarded("copy of blocks", [&] {
     const std::size_t block_bytes = size_of(from.block_bytes);
     const auto tensor_over = [&](const BlockMemory& memory) {
+      // The stride of one block alone may be anything.
+      const std::size_t stride = memory.num_blocks > 1 ? size_of(memory.stride_bytes) : block_bytes;
       return ov::Tensor(ov::element::u8, {size_of(memory.num_blocks), block_bytes}, memory.data,
-                        ov::Strides{size_of(memory.stride_bytes), 1});
+                        ov::Strides{stride, 1});
     };
     const auto region = [&](const ov::Tensor& tensor, std::int64_t block) {
       return ov::Tensor(tensor, {size_of(block), 0}, {size_of(block) + 1, block_bytes});

@@ -15,6 +15,7 @@
 #define QUIRE_UNROLL
 #define QUIRE_UNROLL_4
 #define QUIRE_NO_UNROLL
+#define QUIRE_LIKELY(condition) (condition)
 #define QUIRE_UNLIKELY(condition) (condition)
 
 namespace quire::gpu {

@@ -28,9 +28,9 @@ namespace quire::gpu {
 
 // What the block shares besides the teams' memory.
 struct StreamShared {
-  Item items[3];  // the current one, the next and the last
-  // 8-bit: powers of two that the queries were divided by, then the scales of K and V.
-  float factors[kStreamRows + 2];
+  Item items[3];               // the current one, the next and the last
+  float factors[kStreamRows];  // 8-bit: powers of two that the queries were divided by
+  HeadScales scales;           // 8-bit: of the queries' head
   int flag;
 };
 
@@ -84,14 +84,15 @@ class StreamTeam {
   static constexpr int kSteps = kDims / 16;
 
   // ring [kTeamBytes], with scratch [kScratchBytes] in it, is the team's own, in shared memory;
-  // queries [kQueryBytes] and factors [kStreamRows + 2] are the block's.
+  // queries [kQueryBytes], factors [kRows] and scales are the block's.
   QUIRE_DEVICE StreamTeam(const AttendArgs& args, unsigned char* ring, float* scratch,
-                          unsigned char* queries, float* factors)
+                          unsigned char* queries, float* factors, HeadScales* scales)
       : args_(args),
         ring_(ring),
         scratch_(scratch),
         raw_(queries),
         factors_(factors),
+        scales_(scales),
         ids_(reinterpret_cast<std::int32_t*>(ring + Shape::kRingBytes + Shape::kScratchBytes)) {}
 
   // Starts the loads of the first tiles, whose ids have come by now unless this is the first item.
@@ -144,7 +145,8 @@ class StreamTeam {
   }
   QUIRE_DEVICE void stage_queries() {
     if constexpr (Tile::kScalesQueries) {
-      if (thread_index() < 2) factors_[kStreamRows + thread_index()] = scale_;
+      if (thread_index() == 0) scales_->k = scale_;
+      if (thread_index() == 1) scales_->v = scale_;
     }
     QUIRE_UNROLL
     for (int i = 0; i < Shape::kRawPieces; ++i) {
@@ -173,7 +175,7 @@ class StreamTeam {
   // Before the keys of an item; its queries are those of the last one unless they are new.
   QUIRE_DEVICE void start(bool new_queries) {
     HeadScales scales;
-    if constexpr (Tile::kScalesQueries) scales = {factors_[kStreamRows], factors_[kStreamRows + 1]};
+    if constexpr (Tile::kScalesQueries) scales = *scales_;
     rows_.start(args_, *item_, 0, scratch_, scales);
     rows_.clear_state();
     if constexpr (Tile::kScalesQueries) {
@@ -225,7 +227,8 @@ class StreamTeam {
       for (int i = 0; i < 4; ++i) {
         const int row = Map::row(Map::slot(n, i));
         if (row >= item_->num_rows) continue;
-        values[row * kDims + Products::value_dim(n, i)] = rows_.o[n][i] * rows_.v_unit;
+        values[row * kDims + Products::value_dim(n, i)] =
+            rows_.o[n][i] * rows_.v_unit[Rows::scale_index(Map::slot(n, i))];
       }
     }
     QUIRE_UNROLL
@@ -311,6 +314,7 @@ class StreamTeam {
   float* scratch_;
   unsigned char* raw_;
   float* factors_;
+  HeadScales* scales_;
   const Item* item_ = nullptr;  // in shared memory
   typename Shape::Loader loader_;
   std::int32_t* ids_;  // of blocks; the team's own, in shared memory
@@ -462,8 +466,9 @@ QUIRE_DEVICE void attend_stream(const AttendArgs& args) {
   float* weights = sums + 2 * kTeams * kRows;
   auto& shared = *reinterpret_cast<StreamShared*>(weights + kRows * (kTeams + 3));
   unsigned char* ring = memory + team() * Shape::kTeamBytes;
-  StreamTeam<Stored, kDims, kGroups> team_state(
-      args, ring, reinterpret_cast<float*>(ring + Shape::kRingBytes), queries, shared.factors);
+  StreamTeam<Stored, kDims, kGroups> team_state(args, ring,
+                                                reinterpret_cast<float*>(ring + Shape::kRingBytes),
+                                                queries, shared.factors, &shared.scales);
   RunState<kDims, kRows, Shape::kThreads> state;
   state.clear();
   // All that is loaded here is loaded at once: the item before it is known whether there is one.

@@ -22,7 +22,7 @@ namespace quire::gpu {
 struct TileShared {
   Item item;
   int slot;
-  int flag;  // counts what the plain loop leaves to the general one
+  int flag;  // tiles that are not finite behind a mask; then the first state to merge
   // The keys that all rows of the item see, by mask and alignment. A register would be spilled, and
   // local memory comes behind all copies that are under way.
   int full_begin;
@@ -116,7 +116,7 @@ class TileTeam {
     auto* values = reinterpret_cast<float*>(stages_ + team() * (Rows::kRows * kDims * 4));
     QUIRE_UNROLL
     for (int slot = 0; slot < Map::kSlots; ++slot) {
-      const float factor = rows_.v_unit * finish(slot);
+      const float factor = rows_.v_unit[Rows::scale_index(slot)] * finish(slot);
       QUIRE_UNROLL
       for (int n = slot / 2; n < Map::num_values(kDims); n += Map::kBlocks) {
         QUIRE_UNROLL

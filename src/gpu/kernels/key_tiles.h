@@ -22,7 +22,7 @@ struct AnyByte {
 
 // use(number) with a number of the stored format: what follows from it is compiled for each of the
 // 8-bit ones, and the call says which of them runs. The same for all lanes, and meant for whole
-// tiles: not for what is inside a loop over them.
+// tiles; what loops over their numbers with it must be rare.
 template <class Stored, class Use>
 QUIRE_DEVICE void with_format(DType stored, const Use& use) {
   if constexpr (!std::is_same_v<Stored, AnyByte>) {
@@ -219,7 +219,7 @@ class TileLoader {
   }
   // What follows from item and lane alone: a thread that lacks registers keeps it elsewhere.
   struct alignas(16) Lane {
-    const unsigned char* k;  // this lane's chunk of its head, before block and token
+    const unsigned char* k;  // its chunk of the head, and of its row in a run
     const unsigned char* v;
   };
   QUIRE_DEVICE Lane own_lane() const { return {k_lane_, v_lane_}; }
@@ -254,7 +254,7 @@ class TileLoader {
     const int later_slot = slot == 0 ? kLead : slot - 1;
     const bool has_keys = first_key < key_end_;
     const bool is_whole = (first_key >= key_begin_) & (first_key + Tile::kKeys <= key_end_);
-    if (!QUIRE_UNLIKELY(!(args.has_simple_tiles & is_whole))) {
+    if (QUIRE_LIKELY(args.has_simple_tiles & is_whole)) {
       copy_simple_ids(args, later, later_slot);  // behind the rows, its branch would wait for them
       copy_runs<true>(args, first_key, ids, to, [](int) { return true; });
     } else if (has_keys) {

@@ -70,14 +70,14 @@ struct RowBlock {
   static constexpr float kUnset = -0x1.fffffep127F;  // the base of a row that saw no key
   using Scores = float[Map::num_scores(kKeys)][4];
 
-  float o[Map::num_values(kDims)][4];  // sums of weighted values, to be multiplied by v_unit
+  float o[Map::num_values(kDims)][4];  // sums of weighted values, in units of v_unit
   float base[kSlots];                  // of this lane's rows, in powers of 2
   float sum[kSlots];                   // of weights; of this lane's keys alone until finish()
   float row_scale[kScales];            // makes scores of products
   int first_row;                       // of the item
   Keys full;                           // whose scores are scaled products for all rows
-  float v_unit;
-  bool has_upper;  // the upper half of the rows
+  float v_unit[kScales];               // of its own for each row: what others see is not its affair
+  bool has_upper;                      // the upper half of the rows
 
   struct RowPlace {
     int token;  // of the sequence
@@ -310,9 +310,10 @@ struct RowBlock {
   // Scales that hold for all keys; those of tokens come with the tiles.
   QUIRE_DEVICE void take_scales(const AttendArgs& args, const HeadScales& scales) {
     const float scale = is_by_element(args) ? 1.0F : args.params.scale * kLog2E;
-    v_unit = has_token_scales(args) ? 0x1p-126F : scales.v;
     QUIRE_UNROLL
     for (float& x : row_scale) x = scale * scales.k;
+    QUIRE_UNROLL
+    for (float& x : v_unit) x = has_token_scales(args) ? 0x1p-126F : scales.v;
   }
 
   QUIRE_DEVICE static float load_query(const AttendArgs& args, std::int64_t base, int dim) {
@@ -468,27 +469,50 @@ struct RowBlock {
     return __builtin_bit_cast(float, (254 << 23) - __builtin_bit_cast(std::int32_t, x));
   }
 
-  // Weights times the scales of their values, in units of a power of two that no scale exceeds by
-  // much. The scale of a key that no row sees may be anything.
+  // Weights times the scales of their values, in units of a power of two that no scale which the
+  // row sees exceeds by much. The scale of a key that no row sees may be anything.
   QUIRE_DEVICE void scale_weights(const unsigned char* tiles, Scores& s) {
-    float largest = 0.0F;
+    float largest[kSlots];
+    QUIRE_UNROLL
+    for (float& x : largest) x = 0.0F;
     for_scores([&](int n, int i) {
       const float scale = value_scale_at(tiles, Map::key(n, i));
-      largest = max_of(largest, s[n][i] != 0.0F ? scale : 0.0F);
+      float& x = largest[Map::slot(n, i)];
+      x = max_of(x, s[n][i] != 0.0F ? scale : 0.0F);
     });
-    if (QUIRE_UNLIKELY(any(largest > v_unit))) {
-      largest = team_max(largest);
-      const std::int32_t exponent = (__builtin_bit_cast(std::int32_t, largest) >> 23) + 1;
-      const float unit = __builtin_bit_cast(float, (exponent > 253 ? 253 : exponent) << 23);
-      const float change = v_unit / unit;
-      v_unit = unit;
-      for_values([&](int n, int i) { o[n][i] *= change; });
+    bool is_above = false;
+    QUIRE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      is_above = is_above | (largest[slot] > v_unit[scale_index(slot)]);
     }
-    const float inverse = inverse_of_power(v_unit);
+    if (QUIRE_UNLIKELY(any(is_above))) raise_units(largest);
+    float inverse[kScales];
+    QUIRE_UNROLL
+    for (int i = 0; i < kScales; ++i) inverse[i] = inverse_of_power(v_unit[i]);
     for_scores([&](int n, int i) {
-      const float scale = value_scale_at(tiles, Map::key(n, i)) * inverse;
+      const float scale =
+          value_scale_at(tiles, Map::key(n, i)) * inverse[scale_index(Map::slot(n, i))];
       s[n][i] = s[n][i] != 0.0F ? s[n][i] * scale : 0.0F;
     });
+  }
+
+  // `largest` are the largest scales that the rows see, of this lane's keys.
+  QUIRE_DEVICE void raise_units(const float (&largest)[kSlots]) {
+    float change[kSlots];
+    QUIRE_UNROLL
+    for (int slot = 0; slot < kSlots; ++slot) {
+      float top = largest[slot];
+      QUIRE_UNROLL
+      for (int other = Map::kFirstOther; other <= Map::kLastOther; other *= 2) {
+        top = max_of(top, shuffle_xor(top, other));
+      }
+      float& unit = v_unit[scale_index(slot)];
+      const std::int32_t exponent = (__builtin_bit_cast(std::int32_t, top) >> 23) + 1;
+      const float higher = __builtin_bit_cast(float, (exponent > 253 ? 253 : exponent) << 23);
+      change[slot] = top > unit ? unit / higher : 1.0F;
+      unit = top > unit ? higher : unit;
+    }
+    for_values([&](int n, int i) { o[n][i] *= change[Map::slot(n, i)]; });
   }
 };
 
