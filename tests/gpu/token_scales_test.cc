@@ -82,7 +82,9 @@ std::vector<float> attend_with_last(AttentionBackend& backend, DType stored, int
   };
   backend.append(*prepared, {rows(k_there, DType::kF32, 1), rows(v_there, DType::kF32, 1)},
                  cache.layer(0));
-  backend.attend(*prepared, {.scale = 0.125F}, rows(q_there, DType::kF16, kHeads), cache.layer(0),
+  AttentionParams params;
+  params.scale = 0.125F;
+  backend.attend(*prepared, params, rows(q_there, DType::kF16, kHeads), cache.layer(0),
                  {rows(out_there, DType::kF16, kHeads), {}});
   memory.synchronize(Stream{});
   out_there.download(q.data(), 0, out_there.size_bytes());
