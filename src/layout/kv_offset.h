@@ -30,22 +30,31 @@ QUIRE_HOST_DEVICE constexpr std::int64_t pair_tiled_v(std::int64_t block_size, s
          dim % kPairTile * 2 + token % 2;
 }
 
+// Offset of (block, head, token) by strides alone.
+QUIRE_HOST_DEVICE constexpr std::int64_t strided_offset(const KvStrides& strides,
+                                                        std::int64_t block, std::int64_t head,
+                                                        std::int64_t token) {
+  return block * strides.block + head * strides.head + token * strides.token;
+}
+
 // Element offset of (block, head, token, dim) of K or V. REQUIRES: the layout is not opaque.
 QUIRE_HOST_DEVICE constexpr std::int64_t element_offset(const KvCacheView& cache, KvTensor tensor,
                                                         std::int64_t block, std::int64_t head,
                                                         std::int64_t token, std::int64_t dim) {
   const bool is_k = tensor == KvTensor::kK || cache.format.v_in_k;
   const KvStrides& strides = is_k ? cache.k_strides : cache.v_strides;
-  const std::int64_t base = block * strides.block + head * strides.head;
-  if (cache.format.layout == KvLayoutId::kPlain) return base + token * strides.token + dim;
-  return base + (is_k ? pair_tiled_k(cache.head_dim, token, dim)
-                      : pair_tiled_v(cache.format.block_size, token, dim));
+  if (cache.format.layout == KvLayoutId::kPlain) {
+    return strided_offset(strides, block, head, token) + dim;
+  }
+  return strided_offset(strides, block, head, 0) +
+         (is_k ? pair_tiled_k(cache.head_dim, token, dim)
+               : pair_tiled_v(cache.format.block_size, token, dim));
 }
 
 // Offset of the scale of (block, head, token).
 QUIRE_HOST_DEVICE constexpr std::int64_t scale_offset(const KvScales& scales, std::int64_t block,
                                                       std::int64_t head, std::int64_t token) {
-  return block * scales.strides.block + head * scales.strides.head + token * scales.strides.token;
+  return strided_offset(scales.strides, block, head, token);
 }
 
 // The slot of key j of sequence s: block * block_size + offset, or the row of a ragged source.

@@ -16,9 +16,6 @@ void step(quire::AttentionSpec spec, const quire::BatchBounds& bounds,
 
 C = """void step(quire_attention_spec spec, quire_kv_cache_options options, quire_batch_bounds bounds,
           quire_batch batch, const quire_tensor* q, const quire_tensor* k, const quire_tensor* v,
-          quire_kv_source source, quire_attention_output output);
-void step(quire_attention_spec spec, quire_kv_cache_options options, quire_batch_bounds bounds,
-          quire_batch batch, const quire_tensor* q, const quire_tensor* k, const quire_tensor* v,
           quire_kv_source source, quire_attention_output output) {
   quire_backend* backend = NULL;
   quire_kv_cache* cache = NULL;

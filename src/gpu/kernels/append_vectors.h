@@ -245,9 +245,7 @@ QUIRE_DEVICE void append_as(const AppendArgs& args) {
       const std::int32_t token = slot - block * plan.block_size;
       if (sets_scales) {
         by = make_row_scale(token_head_scale(kDTypeOf<Stored>, largest[k]));
-        const KvStrides& strides = side.scale_strides;
-        float* scale =
-            side.scales + block * strides.block + place.head * strides.head + token * strides.token;
+        float* scale = side.scales + strided_offset(side.scale_strides, block, place.head, token);
         if (place.lane == 0) *scale = by.scale;
       }
       unsigned char* to = column + block * side.to_block + token * side.to_token;

@@ -380,9 +380,9 @@ class TileLoader {
       const std::int64_t block = ids[run * kRun];
       const std::int64_t token = first_token<kSimple>(args, first_key + run * kRun);
       const unsigned char* k_at =
-          k_lane_ + kSize * (block * cache.k_strides.block + token * cache.k_strides.token);
+          k_lane_ + kSize * strided_offset(cache.k_strides, block, 0, token);
       const unsigned char* v_at =
-          v_lane_ + kSize * (block * cache.v_strides.block + token * cache.v_strides.token);
+          v_lane_ + kSize * strided_offset(cache.v_strides, block, 0, token);
       QUIRE_UNROLL
       for (int i = 0; i < kCopiesPerRun; ++i) {
         const int copy = run * kCopiesPerRun + i;
@@ -421,7 +421,7 @@ class TileLoader {
         is_ragged ? first_source_row_ + tile * Tile::kKeys + offset : std::int64_t{ids[offset]};
     const int token = is_ragged ? 0 : place.token;
     const auto bytes_at = [&](const KvStrides& strides) {
-      return place.wanted ? kSize * (block * strides.block + token * strides.token) : kNowhere;
+      return place.wanted ? kSize * strided_offset(strides, block, 0, token) : kNowhere;
     };
     if (args.has_equal_strides) {
       copy_rows<true>(args, bytes_at(cache.k_strides), 0, to);
