@@ -60,7 +60,8 @@ class TileTeam {
   using Shape = TileShape<Stored, kDims>;
   using Tile = typename Shape::Tile;
   using Map = typename Shape::Map;
-  static constexpr int kTiles = kGeneral ? 1 : 64 / Tile::kKeys;  // that are attended to at a time
+  // Tiles that are attended to at a time: of 128 dims scores with more than 32 keys were spilled.
+  static constexpr int kTiles = kGeneral ? 1 : (kDims == 128 ? 32 : 64) / Tile::kKeys;
   using Rows = RowBlock<Stored, kDims, kTiles, Map, kGeneral>;
   using Fragment = typename Rows::Fragment;
   using Products = typename Rows::Products;

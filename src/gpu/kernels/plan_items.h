@@ -170,6 +170,20 @@ QUIRE_DEVICE ListItems sum_costs(const PlanArgs& args, PlanShared& shared) {
   return all;
 }
 
+// The runs of a list that have items. Where that leaves few thread blocks without, as many items go
+// to each as make runs of equal sequences end where units do, or at equal parts of them.
+QUIRE_DEVICE std::int64_t count_runs(const PlanArgs& args, int list, const ListItems& all) {
+  const std::int64_t num_runs = args.num_runs[list];
+  const std::int64_t count = all.count[list];
+  if (count <= num_runs) return count;
+  std::int64_t items = (count + num_runs - 1) / num_runs;
+  std::int64_t multiple = 1;
+  while (multiple <= items / 32) multiple *= 2;
+  items = (items + multiple - 1) / multiple * multiple;
+  const std::int64_t even_runs = (count + items - 1) / items;
+  return 16 * even_runs >= 15 * num_runs ? even_runs : num_runs;
+}
+
 // Notes the runs that begin with item `index` of a list, which costs what lies between `before` and
 // `after`: those whose share of all costs begins there.
 QUIRE_DEVICE void note_runs(const PlanArgs& args, int list, std::int64_t index, const Item& item,
@@ -178,7 +192,7 @@ QUIRE_DEVICE void note_runs(const PlanArgs& args, int list, std::int64_t index, 
     args.runs[list][run] = static_cast<std::int32_t>(index);
     args.run_items[list][run] = item;
   };
-  const std::int64_t num_runs = args.num_runs[list];
+  const std::int64_t num_runs = count_runs(args, list, all);
   // Few items, one each: thread blocks that follow each other lie on different processors.
   if (all.count[list] <= num_runs) {
     note(index);
@@ -218,7 +232,8 @@ QUIRE_DEVICE void end_runs(const PlanArgs& args, const ListItems& all) {
     if (num_runs == 0) continue;
     const std::int64_t count = all.count[list];
     if (thread_index() == 0) args.runs[list][num_runs] = static_cast<std::int32_t>(count);
-    for (std::int64_t run = count + thread_index(); run < num_runs; run += kPlanThreads) {
+    for (std::int64_t run = count_runs(args, list, all) + thread_index(); run < num_runs;
+         run += kPlanThreads) {
       args.runs[list][run] = static_cast<std::int32_t>(count);
       args.run_items[list][run] = Item{};  // thread blocks read it before they know it is none
     }
