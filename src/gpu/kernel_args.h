@@ -37,6 +37,19 @@ struct alignas(16) Item {
 };
 static_assert(sizeof(Item) == 64);
 
+// Keys that follow each other in one block wherever block sizes are multiples of it.
+inline constexpr int kKeysPerId = 16;
+
+// What a thread block needs to begin a run: its first item and, where kKeysPerId keys share a block,
+// the ids of the blocks of its first keys, from a multiple of kFirstIdKeys on. Of keys that the item
+// has not they are 0.
+inline constexpr int kFirstIds = 32;
+inline constexpr int kFirstIdKeys = 32;
+struct alignas(64) RunStart {
+  Item item;
+  std::int32_t ids[kFirstIds];
+};
+
 // Items go by the packed rows of their sequence to one of three kernels: up to kFewRows and up to
 // kStreamRows to the two that stream keys, the others to the one that shares them among many rows.
 enum class ItemList : std::uint8_t { kFew, kStream, kTile };
@@ -86,8 +99,9 @@ struct PlanArgs {
   // Items of the lists of few rows go to thread blocks in runs of equal cost: run r is the items
   // from runs[r] to runs[r + 1].
   std::int32_t* runs[kNumRunLists] = {};     // [num_runs + 1] each
-  Item* run_items[kNumRunLists] = {};        // [num_runs] each: the first item of every run
+  RunStart* starts[kNumRunLists] = {};       // [num_runs] each
   std::int32_t num_runs[kNumRunLists] = {};  // 0: nobody asks for them
+  std::int32_t block_size = 1;
   std::int32_t* merge_counters = nullptr;    // [max_merges], zeroed
   PlanCounts* counts = nullptr;
   std::uint64_t* host_fault = nullptr;  // in host memory, for the next call to find
@@ -124,7 +138,7 @@ struct AttendArgs {
   // The last grid was launched by the same call: it need not have ended.
   bool joins_last_grid = false;
   const std::int32_t* runs = nullptr;  // of the list, a run for each thread block
-  const Item* run_items = nullptr;     // the first item of each
+  const RunStart* starts = nullptr;    // the first item of each
   std::int32_t* merge_counters = nullptr;
   const std::uint64_t* fault = nullptr;
   float* partial_values = nullptr;  // [partial_rows, value_stride]

@@ -78,7 +78,7 @@ constexpr KernelKind kListKernels[kNumLists] = {KernelKind::kAttendFew, KernelKi
 // What one prepared batch keeps in the device's memory.
 struct DeviceLayout {
   std::int64_t counts, merge_counters, lists[kNumLists], runs[kNumRunLists],
-      run_items[kNumRunLists], sums, values, metadata, total;
+      starts[kNumRunLists], sums, values, metadata, total;
   PlanBounds plan;
   std::int32_t num_runs[kNumRunLists];  // thread blocks of the kernels of few rows
 };
@@ -104,7 +104,7 @@ DeviceLayout device_layout(GpuRuntime& runtime, const AttentionSpec& spec, const
             : 0;
     layout.num_runs[i] = static_cast<std::int32_t>(std::min(layout.plan.items, resident));
     layout.runs[i] = take(layout.num_runs[i] + 1, sizeof(std::int32_t));
-    layout.run_items[i] = take(layout.num_runs[i], sizeof(Item));
+    layout.starts[i] = take(layout.num_runs[i], sizeof(RunStart));
   }
   layout.sums = take(layout.plan.partial_rows, 2 * sizeof(float));
   layout.values = take(layout.plan.partial_rows, value_stride(spec) * std::int64_t{sizeof(float)});
@@ -272,9 +272,10 @@ class GpuBackend final : public AttentionBackend {
     for (int i = 0; i < kNumLists; ++i) args.lists[i] = mine.at<Item>(mine.layout.lists[i]);
     for (int i = 0; i < kNumRunLists; ++i) {
       args.runs[i] = mine.at<std::int32_t>(mine.layout.runs[i]);
-      args.run_items[i] = mine.at<Item>(mine.layout.run_items[i]);
+      args.starts[i] = mine.at<RunStart>(mine.layout.starts[i]);
       args.num_runs[i] = mine.layout.num_runs[i];
     }
+    args.block_size = prepared.spec().kv.block_size;
     args.merge_counters = mine.at<std::int32_t>(mine.layout.merge_counters);
     args.counts = mine.counts();
     args.host_fault = mine.host_fault;
@@ -473,7 +474,7 @@ class GpuBackend final : public AttentionBackend {
     args.done = &counts->done[list];
     if (list >= kNumRunLists) return;
     args.runs = mine.at<std::int32_t>(mine.layout.runs[list]);
-    args.run_items = mine.at<Item>(mine.layout.run_items[list]);
+    args.starts = mine.at<RunStart>(mine.layout.starts[list]);
   }
 
   // Brings the metadata of a batch on the host to the workspace.

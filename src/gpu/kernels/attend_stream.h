@@ -29,6 +29,7 @@ namespace quire::gpu {
 // What the block shares besides the teams' memory.
 struct StreamShared {
   Item items[3];               // the current one, the next and the last
+  std::int32_t ids[kFirstIds];
   float factors[kStreamRows];  // 8-bit: powers of two that the queries were divided by
   HeadScales scales;           // 8-bit: of the queries' head
   int flag;
@@ -43,7 +44,7 @@ struct StreamShape {
   static constexpr int kTeams = 4;
   static constexpr int kThreads = kTeams * kTeam;
   static constexpr int kMinBlocks = kDims == 256 ? 1 : 2;
-  static constexpr int kStages = kDims == 256 ? 2 : kDims == 128 ? 3 : 4;
+  static constexpr int kStages = kDims == 64 ? 4 : 3;
   static constexpr int kRingBytes = kStages * Tile::kBytes;
   // When a team's keys are done, its state lies in the last stage: the first loads of the next item
   // go to the others.
@@ -95,13 +96,13 @@ class StreamTeam {
         scales_(scales),
         ids_(reinterpret_cast<std::int32_t*>(ring + Shape::kRingBytes + Shape::kScratchBytes)) {}
 
-  // Starts the loads of the first tiles, whose ids have come by now unless this is the first item.
-  // The ring is free.
-  QUIRE_DEVICE void begin(const Item* item, bool is_first) {
+  // Starts the loads of the first tiles, whose ids have come by now; those of the first item are
+  // first_ids. The ring is free.
+  QUIRE_DEVICE void begin(const Item* item, const std::int32_t* first_ids) {
     item_ = item;
     const int first = first_tile(*item);
-    if (is_first) {
-      loader_.begin(args_, *item, ids(), first);
+    if (first_ids != nullptr) {
+      loader_.begin(args_, *item, ids(), first, first_ids);
     } else {
       loader_.resume(args_, *item, ids());
     }
@@ -434,23 +435,15 @@ QUIRE_DEVICE void finish_stream_item(const AttendArgs& args, const Item& item, S
   }
 }
 
-// Brings near what a thread block begins with: its run, the first item and the ids of its blocks.
-// The plan may not be written yet; then lines are brought that nobody needs.
+// Brings near what a thread block begins with. The plan may not be written yet; then lines are
+// brought that nobody needs.
 QUIRE_DEVICE void prefetch_run(const AttendArgs& args) {
-  if (thread_index() >= kTeam) return;
-  if (lane() == 0) prefetch(args.fault);
-  if (lane() == 1) prefetch(args.runs + block_index());
-  const Item* item = args.run_items + block_index();
-  const std::int64_t num_ids = args.batch.kv.blocks.indices.size;
-  if (args.batch.kv.blocks.kind == BlockTables::Kind::kRagged || num_ids == 0) return;
-  constexpr int kLineIds = 32;
-  const auto first_id =
-      static_cast<std::uint64_t>(load_any(&item->table_begin)) +
-      static_cast<std::uint64_t>(load_any(&item->key_begin) / args.cache.format.block_size);
-  const std::uint64_t at = first_id + static_cast<std::uint64_t>(lane() * kLineIds);
-  if (lane() < 2 && at < static_cast<std::uint64_t>(num_ids)) {
-    prefetch(args.batch.kv.blocks.indices.data + at);
-  }
+  if (thread_index() == 0) prefetch(args.fault);
+  if (thread_index() == 1) prefetch(args.runs + block_index());
+  const RunStart* start = args.starts + block_index();
+  if (thread_index() == 2) prefetch(&start->item);
+  if (thread_index() == 3) prefetch(&start->ids);
+  if (thread_index() == 4) prefetch(&start->ids[kFirstIds - 1]);
 }
 
 // What can be known of the next item is fetched while the current one is computed, and its first
@@ -472,16 +465,16 @@ QUIRE_DEVICE void attend_stream(const AttendArgs& args) {
   RunState<kDims, kRows, Shape::kThreads> state;
   state.clear();
   // All that is loaded here is loaded at once: the item before it is known whether there is one.
-  const Sixteen first_item = load_item_piece(args.run_items + block_index());
+  const Sixteen first_piece = load_start_piece(args.starts + block_index());
   const bool is_sound = *args.fault == kNoFault;
   int index = args.runs[block_index()];
   const int end = is_sound ? args.runs[block_index() + 1] : index;
   if (index >= end) return;
-  store_item_piece(&shared.items[0], first_item);
+  store_start_piece(&shared.items[0], shared.ids, first_piece);
   const Sixteen second_item = index + 1 < end ? load_item_piece(args.items + index + 1) : Sixteen{};
   sync_block();
   if constexpr (Shape::kFetchesEarly) team_state.fetch_queries(shared.items[0]);
-  team_state.begin(&shared.items[0], true);
+  team_state.begin(&shared.items[0], shared.ids);
   store_item_piece(&shared.items[1], second_item);
   state.first_split = shared.items[0].split;
   bool is_new_unit = true;
@@ -509,7 +502,7 @@ QUIRE_DEVICE void attend_stream(const AttendArgs& args) {
     if (has_next) team_state.fetch_ids(following);
     team_state.run();
     team_state.store(sums + 2 * team() * kRows);
-    if (has_next) team_state.begin(&following, false);
+    if (has_next) team_state.begin(&following, nullptr);
     sync_block();
 
     const int splits = item.split + 1;  // of the unit up to here

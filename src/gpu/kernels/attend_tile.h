@@ -80,7 +80,7 @@ class TileTeam {
     const int first = item_.key_begin / Tile::kKeys / kTeams * kTeams;
     const int last = (item_.key_end + Tile::kKeys - 1) / Tile::kKeys;
     typename Shape::Loader loader;
-    loader.begin(args_, item_, ids(), first + team());
+    loader.begin(args_, item_, ids(), first + team(), nullptr);
     own_lane() = loader.own_lane();
     load(first, 0);
     HeadScales scales;

@@ -194,17 +194,27 @@ class TileLoader {
   // Ids of this tile, of those after it, and of the one whose ids are under way.
   static constexpr int kSlots = kLead + 1;
   static constexpr int kIdBytes = kSlots * Tile::kKeys * 4;
+  static_assert((kStride * kLead + 1) * Tile::kKeys <= kFirstIds * kKeysPerId + Tile::kKeys);
 
-  // ids [kIdBytes] is the team's own, in shared memory. Reads the ids of kLead tiles from `first`
-  // on, which are in slots 0, 1, ..
-  QUIRE_DEVICE void begin(const AttendArgs& args, const Item& item, std::int32_t* ids, int first) {
+  // ids [kIdBytes] is the team's own, in shared memory. Takes the ids of kLead tiles from `first` on,
+  // which are in slots 0, 1, ..: those of the table or, where kKeysPerId keys share one, of
+  // first_ids (RunStart) unless it is null.
+  QUIRE_DEVICE void begin(const AttendArgs& args, const Item& item, std::int32_t* ids, int first,
+                          const std::int32_t* first_ids) {
     resume(args, item, ids);
     if (table_ == nullptr) return;
+    const bool are_known = by_blocks_ && first_ids != nullptr;
     QUIRE_UNROLL
     for (int i = 0; i < kLead; ++i) {
-      const Place place = find_place(args, item, first + i * kStride);
-      if (takes_id()) {
-        ids_[i * Tile::kKeys + lane_] = place.wanted ? table_[place.index] : 0;
+      if (!takes_id()) continue;
+      const int tile = first + i * kStride;
+      std::int32_t& id = ids_[i * Tile::kKeys + lane_];
+      if (are_known) {
+        const int key = tile * Tile::kKeys + lane_;
+        id = first_ids[(key - item.key_begin / kFirstIdKeys * kFirstIdKeys) / kRun];
+      } else {
+        const Place place = find_place(args, item, tile);
+        id = place.wanted ? table_[place.index] : 0;
       }
     }
     sync_team();
@@ -325,7 +335,7 @@ class TileLoader {
     }
   }
 
-  static constexpr int kRun = 16;
+  static constexpr int kRun = kKeysPerId;
   static constexpr std::int64_t kNowhere = INT64_MIN;  // strides may be negative
   static constexpr std::int64_t kSize = sizeof(Stored);
   static constexpr int kRowsPerCopy = kTeam / Tile::kChunks;

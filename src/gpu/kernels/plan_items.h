@@ -20,7 +20,16 @@ inline constexpr int kPlanThreads = 256;
 
 struct ListItems {
   std::int64_t count[kNumRunLists];
+  std::int64_t units[kNumRunLists];
   std::int64_t cost[kNumRunLists];
+
+  QUIRE_DEVICE void add(const ListItems& other) {
+    for (int list = 0; list < kNumRunLists; ++list) {
+      count[list] += other.count[list];
+      units[list] += other.units[list];
+      cost[list] += other.cost[list];
+    }
+  }
 };
 
 // Beginning and ending an item of few rows takes as long as so many of its keys.
@@ -76,10 +85,7 @@ QUIRE_DEVICE void scan_offsets(PlanShared& shared) {
     sync_block();
     if (adds) {
       shared.offsets[i] = before + shared.offsets[i];
-      for (int list = 0; list < kNumRunLists; ++list) {
-        shared.lists[i].count[list] += items_before.count[list];
-        shared.lists[i].cost[list] += items_before.cost[list];
-      }
+      shared.lists[i].add(items_before);
     }
     sync_block();
   }
@@ -143,6 +149,7 @@ QUIRE_DEVICE ListItems list_items(const PlanSpec& spec, const SequencePlan& plan
   const int list = list_of(spec, plan);
   if (counts.items == 0 || list >= kNumRunLists) return items;
   items.count[list] = counts.items;
+  items.units[list] = plan.num_units();
   items.cost[list] =
       plan.num_units() * (tile_keys(spec, plan, 0).size() + plan.num_splits * kItemKeys);
   return items;
@@ -155,11 +162,7 @@ QUIRE_DEVICE ListItems sum_costs(const PlanArgs& args, PlanShared& shared) {
   for (std::int64_t s = thread_index(); s < num_sequences; s += kPlanThreads) {
     const SequencePlan plan = plan_checked(args, s);
     if (plan.q_len == 0) continue;
-    const ListItems items = list_items(args.spec, plan, sequence_counts(args.spec, plan));
-    for (int list = 0; list < kNumRunLists; ++list) {
-      own.count[list] += items.count[list];
-      own.cost[list] += items.cost[list];
-    }
+    own.add(list_items(args.spec, plan, sequence_counts(args.spec, plan)));
   }
   shared.offsets[thread_index() + 1] = {};
   shared.lists[thread_index() + 1] = own;
@@ -170,18 +173,31 @@ QUIRE_DEVICE ListItems sum_costs(const PlanArgs& args, PlanShared& shared) {
   return all;
 }
 
-// The runs of a list that have items. Where that leaves few thread blocks without, as many items go
-// to each as make runs of equal sequences end where units do, or at equal parts of them.
+// The runs of a list that have items. Equal runs of equal splits end where units do, or at equal
+// parts of them, and leave fewer states to merge: worth a few thread blocks without a run.
 QUIRE_DEVICE std::int64_t count_runs(const PlanArgs& args, int list, const ListItems& all) {
   const std::int64_t num_runs = args.num_runs[list];
   const std::int64_t count = all.count[list];
   if (count <= num_runs) return count;
-  std::int64_t items = (count + num_runs - 1) / num_runs;
-  std::int64_t multiple = 1;
-  while (multiple <= items / 32) multiple *= 2;
-  items = (items + multiple - 1) / multiple * multiple;
-  const std::int64_t even_runs = (count + items - 1) / items;
-  return 16 * even_runs >= 15 * num_runs ? even_runs : num_runs;
+  if (count == all.units[list]) return num_runs;  // no splits
+  const std::int64_t items = (count + num_runs - 1) / num_runs;
+  const std::int64_t equal = (count + items - 1) / items;
+  return 16 * equal >= 15 * num_runs ? equal : num_runs;
+}
+
+// The blocks of the first keys of an item.
+QUIRE_DEVICE void find_first_ids(const PlanArgs& args, const Item& item,
+                                 std::int32_t (&ids)[kFirstIds]) {
+  const BlockTables& tables = args.batch.kv.blocks;
+  if (tables.kind == BlockTables::Kind::kRagged || args.block_size % kKeysPerId != 0) return;
+  const std::int32_t* table = tables.indices.data + item.table_begin;
+  const int first_key = item.key_begin / kFirstIdKeys * kFirstIdKeys;
+  QUIRE_UNROLL
+  for (int i = 0; i < kFirstIds; ++i) {
+    const int key = first_key + i * kKeysPerId;
+    const bool wanted = key < item.key_end && key + kKeysPerId > item.key_begin;
+    ids[i] = wanted ? table[static_cast<unsigned>(key) / static_cast<unsigned>(args.block_size)] : 0;
+  }
 }
 
 // Notes the runs that begin with item `index` of a list, which costs what lies between `before` and
@@ -190,7 +206,9 @@ QUIRE_DEVICE void note_runs(const PlanArgs& args, int list, std::int64_t index, 
                             std::int64_t before, std::int64_t after, const ListItems& all) {
   const auto note = [&](std::int64_t run) {
     args.runs[list][run] = static_cast<std::int32_t>(index);
-    args.run_items[list][run] = item;
+    RunStart& start = args.starts[list][run];
+    start.item = item;
+    find_first_ids(args, item, start.ids);
   };
   const std::int64_t num_runs = count_runs(args, list, all);
   // Few items, one each: thread blocks that follow each other lie on different processors.
@@ -235,7 +253,7 @@ QUIRE_DEVICE void end_runs(const PlanArgs& args, const ListItems& all) {
     for (std::int64_t run = count_runs(args, list, all) + thread_index(); run < num_runs;
          run += kPlanThreads) {
       args.runs[list][run] = static_cast<std::int32_t>(count);
-      args.run_items[list][run] = Item{};  // thread blocks read it before they know it is none
+      args.starts[list][run].item = Item{};  // thread blocks read it before they know it is none
     }
   }
 }

@@ -86,47 +86,42 @@ QUIRE_DEVICE void merge_row(const AttendArgs& args, const Item& item, int row, i
     float sum = 0.0F;
     float maximum = negative_infinity();
     QUIRE_NO_UNROLL
-    for (int begin = 0; begin < num_states; begin += kTeam) {
+    for (int begin = 0; begin < num_states; begin += kInFlight) {
       // A state a lane: its maximum and sum are loaded once, and its factors handed out as its
-      // values are folded.
-      const bool is_state = begin + lane() < num_states;
+      // values are folded, which are on their way together with them.
+      const bool is_state = (lane() < kInFlight) & (begin + lane() < num_states);
       const float* sums = args.partial_sums + 2 * (first_row + (begin + lane()) * split_stride);
       const float of_state = is_state ? load_shared_by_blocks(sums) : negative_infinity();
       const float sum_of_state = is_state ? load_shared_by_blocks(sums + 1) : 0.0F;
+      Float4 values[kInFlight];
+      QUIRE_UNROLL
+      for (int i = 0; i < kInFlight; ++i) {
+        const std::int64_t at = first_row + (begin + i) * split_stride;
+        const bool is_there = (begin + i < num_states) & (dim < value_dim);
+        values[i] = is_there ? load_shared_by_blocks(reinterpret_cast<const Float4*>(
+                                   args.partial_values + at * args.value_stride + dim))
+                             : Float4{0.0F, 0.0F, 0.0F, 0.0F};
+      }
       float after = max_of(maximum, of_state);
       QUIRE_UNROLL
-      for (int step = 1; step < kTeam; step *= 2) {
+      for (int step = 1; step < kInFlight; step *= 2) {
         const float other = shuffle(after, lane() >= step ? lane() - step : lane());
         after = max_of(after, other);
       }
       const float last = shuffle(after, lane() > 0 ? lane() - 1 : 0);
       const FoldFactors own = fold_factors(lane() > 0 ? last : maximum, of_state, after);
-      const int count = num_states - begin < kTeam ? num_states - begin : kTeam;
-      QUIRE_NO_UNROLL
-      for (int state = 0; state < count; state += kInFlight) {
-        Float4 values[kInFlight];
-        QUIRE_UNROLL
-        for (int i = 0; i < kInFlight; ++i) {
-          const std::int64_t at = first_row + (begin + state + i) * split_stride;
-          const bool is_there = (state + i < count) & (dim < value_dim);
-          values[i] = is_there ? load_shared_by_blocks(reinterpret_cast<const Float4*>(
-                                     args.partial_values + at * args.value_stride + dim))
-                               : Float4{0.0F, 0.0F, 0.0F, 0.0F};
-        }
-        QUIRE_UNROLL
-        for (int i = 0; i < kInFlight; ++i) {
-          const int from = (state + i) % kTeam;
-          const FoldFactors factors{shuffle(own.kept, from), shuffle(own.added, from)};
-          const float next_sum = shuffle(sum_of_state, from);
-          if (state + i >= count) continue;
-          sum = fold_value(factors, sum, next_sum);
-          total[0] = fold_value(factors, total[0], values[i].x);
-          total[1] = fold_value(factors, total[1], values[i].y);
-          total[2] = fold_value(factors, total[2], values[i].z);
-          total[3] = fold_value(factors, total[3], values[i].w);
-        }
+      QUIRE_UNROLL
+      for (int i = 0; i < kInFlight; ++i) {
+        const FoldFactors factors{shuffle(own.kept, i), shuffle(own.added, i)};
+        const float next_sum = shuffle(sum_of_state, i);
+        if (begin + i >= num_states) continue;
+        sum = fold_value(factors, sum, next_sum);
+        total[0] = fold_value(factors, total[0], values[i].x);
+        total[1] = fold_value(factors, total[1], values[i].y);
+        total[2] = fold_value(factors, total[2], values[i].z);
+        total[3] = fold_value(factors, total[3], values[i].w);
       }
-      maximum = shuffle(after, kTeam - 1);
+      maximum = shuffle(after, kInFlight - 1);
     }
     const float factor = finish_row(args, to, maximum, sum, lane() == 0 && dim == 0);
     for (int i = 0; i < 4 && dim + i < value_dim; ++i) {
@@ -145,6 +140,18 @@ QUIRE_DEVICE Sixteen load_item_piece(const Item* item) {
 }
 QUIRE_DEVICE void store_item_piece(Item* to, const Sixteen& piece) {
   if (thread_index() < kItemPieces) reinterpret_cast<Sixteen*>(to)[thread_index()] = piece;
+}
+// The same for the start of a run, through registers.
+QUIRE_DEVICE Sixteen load_start_piece(const RunStart* start) {
+  constexpr int kPieces = sizeof(RunStart) / sizeof(Sixteen);
+  if (thread_index() >= kPieces) return {};
+  return reinterpret_cast<const Sixteen*>(start)[thread_index()];
+}
+QUIRE_DEVICE void store_start_piece(Item* item, std::int32_t* ids, const Sixteen& piece) {
+  store_item_piece(item, piece);
+  constexpr int kPieces = kFirstIds * 4 / static_cast<int>(sizeof(Sixteen));
+  const int i = thread_index() - kItemPieces;
+  if (i >= 0 && i < kPieces) reinterpret_cast<Sixteen*>(ids)[i] = piece;
 }
 QUIRE_DEVICE void copy_item_piece(Item* to, const Item* item) {
   if (thread_index() >= kItemPieces) return;
