@@ -50,6 +50,12 @@ struct StreamShape {
   // go to the others.
   static constexpr int kStateBegin = (kStages - 1) * Tile::kBytes;
   static_assert(kRows * kDims * 4 <= Tile::kBytes);
+  // Where a value lies in it: eights of a row are permuted by it, so that lanes stay apart.
+  QUIRE_DEVICE static int state_place(int row, int dim) {
+    return row * kDims + (dim ^ (8 * (row / 2 % 4)));
+  }
+  // Of each row: the teams' weights, the factors of the fold, that of the output, and none.
+  static constexpr int kWeights = kTeams + 4;
   static constexpr int kScratchBytes = Rows::kScratchBytes;
   // Ids of the tile that is loaded while tile i is attended to came with tile i - 1, or before.
   using Loader = TileLoader<Stored, kDims, kTeams, kStages>;
@@ -67,7 +73,7 @@ struct StreamShape {
       (kQueriesStay ? kDims / 16 * kTeam * static_cast<int>(sizeof(typename Rows::Fragment)) : 0);
   // [teams][ring, scratch, ids], [queries], then the block's sums, weights and flags.
   static constexpr int kSharedBytes = kTeams * kTeamBytes + kQueryBytes +
-                                      kRows * (3 * kTeams + 3) * 4 +
+                                      kRows * (2 * kTeams + kWeights) * 4 +
                                       static_cast<int>(sizeof(StreamShared));
 };
 
@@ -222,22 +228,24 @@ class StreamTeam {
   // Values [row, kDims] to the last stage, maximum and sum to `sums` [row, 2].
   QUIRE_DEVICE void store(float* sums) const {
     auto* values = reinterpret_cast<float*>(ring_ + Shape::kStateBegin);
-    QUIRE_UNROLL
-    for (int n = 0; n < Map::num_values(kDims); ++n) {
-      QUIRE_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const int row = Map::row(Map::slot(n, i));
-        if (row >= item_->num_rows) continue;
-        values[row * kDims + Products::value_dim(n, i)] =
-            rows_.o[n][i] * rows_.v_unit[Rows::scale_index(Map::slot(n, i))];
-      }
-    }
+    const int num_rows = item_->num_rows;  // what is stored below might be it, for all that is known
     QUIRE_UNROLL
     for (int slot = 0; slot < Map::kSlots; ++slot) {
       const int row = Map::row(slot);
-      if (lane() >= Map::kFirstOther || row >= item_->num_rows) continue;
-      sums[2 * row] = rows_.maximum(slot);
-      sums[2 * row + 1] = rows_.sum[slot];
+      if (row >= num_rows) continue;
+      const float unit = rows_.v_unit[Rows::scale_index(slot)];
+      QUIRE_UNROLL
+      for (int n = 0; n < Map::num_values(kDims); ++n) {
+        QUIRE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          if (Map::slot(n, i) != slot) continue;
+          values[Shape::state_place(row, Products::value_dim(n, i))] = rows_.o[n][i] * unit;
+        }
+      }
+      if (lane() < Map::kFirstOther) {
+        sums[2 * row] = rows_.maximum(slot);
+        sums[2 * row + 1] = rows_.sum[slot];
+      }
     }
   }
 
@@ -357,29 +365,35 @@ enum class StateEnd : std::uint8_t {
 };
 
 // Merges the teams' states of an item, in their order, into the state of the run. The values of the
-// first team are at `states`, those of the next team_bytes on.
-template <int kDims, int kRows, int kTeams>
+// first team are at `states`, those of the next Shape::kTeamBytes on; sums [teams, rows, 2]; weights
+// [rows, Shape::kWeights]. What is read is read before anything is written, for the compiler does
+// not know that they are apart.
+template <class Shape, int kDims>
 QUIRE_DEVICE void finish_stream_item(const AttendArgs& args, const Item& item, StateEnd end,
-                                     const unsigned char* states, int team_bytes, float* sums,
-                                     float* weights,
-                                     RunState<kDims, kRows, kTeams * kTeam>& state) {
-  // sums [teams, rows, 2]; weights [rows, kTeams + 3]: of each team, then the factors of the fold
-  // and that of the output.
-  constexpr int kStride = kTeams + 3;
+                                     const unsigned char* states, const float* sums, float* weights,
+                                     RunState<kDims, Shape::kRows, Shape::kThreads>& state) {
+  constexpr int kTeams = Shape::kTeams;
   const int thread = thread_index();
-  if (thread < item.num_rows) {
+  const int num_rows = item.num_rows;
+  if (thread < num_rows) {
     const int row = thread;
+    float maxima[kTeams];
+    float team_sums[kTeams];
     float maximum = negative_infinity();
+    QUIRE_UNROLL
     for (int t = 0; t < kTeams; ++t) {
-      maximum = max_of(maximum, sums[2 * (t * kRows + row)]);
+      maxima[t] = sums[2 * (t * Shape::kRows + row)];
+      team_sums[t] = sums[2 * (t * Shape::kRows + row) + 1];
+      maximum = max_of(maximum, maxima[t]);
     }
     const float base = maximum == negative_infinity() ? 0.0F : maximum;
     float sum = 0.0F;
-    float* row_weights = weights + row * kStride;
+    float* row_weights = weights + row * Shape::kWeights;
+    QUIRE_UNROLL
     for (int t = 0; t < kTeams; ++t) {
-      const float weight = exp2_fast(sums[2 * (t * kRows + row)] - base);
+      const float weight = exp2_fast(maxima[t] - base);
       row_weights[t] = weight;
-      sum += weight * sums[2 * (t * kRows + row) + 1];
+      sum += weight * team_sums[t];
     }
     const float larger = max_of(state.maximum, maximum);
     const FoldFactors factors = fold_factors(state.maximum, maximum, larger);
@@ -398,23 +412,30 @@ QUIRE_DEVICE void finish_stream_item(const AttendArgs& args, const Item& item, S
   sync_block();
   const int value_dim = args.cache.value_dim;
   QUIRE_UNROLL
-  for (int i = 0; i < RunState<kDims, kRows, kTeams * kTeam>::kFours; ++i) {
-    const int index = 4 * (i * kTeams * kTeam + thread);
+  for (int i = 0; i < RunState<kDims, Shape::kRows, Shape::kThreads>::kFours; ++i) {
+    const int index = 4 * (i * Shape::kThreads + thread);
     const int row = index / kDims;
     const int dim = index % kDims;
-    if (row >= item.num_rows || dim >= value_dim) continue;
-    const float* row_weights = weights + row * kStride;
+    if (row >= num_rows || dim >= value_dim) continue;
+    const float* own_weights = weights + row * Shape::kWeights;
+    float row_weights[kTeams + 2];
+    Float4 values[kTeams];
+    QUIRE_UNROLL
+    for (int w = 0; w < kTeams + 2; ++w) row_weights[w] = own_weights[w];
+    QUIRE_UNROLL
+    for (int t = 0; t < kTeams; ++t) {
+      values[t] = *reinterpret_cast<const Float4*>(states + t * Shape::kTeamBytes +
+                                                   4 * Shape::state_place(row, dim));
+    }
     float total[4] = {0.0F, 0.0F, 0.0F, 0.0F};
     QUIRE_UNROLL
     for (int t = 0; t < kTeams; ++t) {
       const float weight = row_weights[t];
-      if (weight == 0.0F) continue;  // saw nothing
-      const Float4 values =
-          *reinterpret_cast<const Float4*>(states + t * team_bytes + 4 * (row * kDims + dim));
-      total[0] += weight * values.x;
-      total[1] += weight * values.y;
-      total[2] += weight * values.z;
-      total[3] += weight * values.w;
+      const bool saw = weight != 0.0F;  // else its values may be anything
+      total[0] = saw ? fused(weight, values[t].x, total[0]) : total[0];
+      total[1] = saw ? fused(weight, values[t].y, total[1]) : total[1];
+      total[2] = saw ? fused(weight, values[t].z, total[2]) : total[2];
+      total[3] = saw ? fused(weight, values[t].w, total[3]) : total[3];
     }
     const FoldFactors factors{row_weights[kTeams], row_weights[kTeams + 1]};
     float(&folded)[4] = state.values[i];
@@ -425,12 +446,7 @@ QUIRE_DEVICE void finish_stream_item(const AttendArgs& args, const Item& item, S
                                  (item.partial_row + row) * args.value_stride +
                                  dim) = {folded[0], folded[1], folded[2], folded[3]};
     } else if (end == StateEnd::kOutput) {
-      const float factor = row_weights[kTeams + 2];
-      const OutputRow to = output_row(args, item, row);
-      QUIRE_UNROLL
-      for (int c = 0; c < 4; ++c) {
-        if (dim + c < value_dim) store_value(args.output.out, to, dim + c, folded[c] * factor);
-      }
+      store_four(args, output_row(args, item, row), dim, folded, own_weights[kTeams + 2]);
     }
   }
 }
@@ -457,7 +473,7 @@ QUIRE_DEVICE void attend_stream(const AttendArgs& args) {
   unsigned char* queries = memory + kTeams * Shape::kTeamBytes;
   auto* sums = reinterpret_cast<float*>(queries + Shape::kQueryBytes);
   float* weights = sums + 2 * kTeams * kRows;
-  auto& shared = *reinterpret_cast<StreamShared*>(weights + kRows * (kTeams + 3));
+  auto& shared = *reinterpret_cast<StreamShared*>(weights + kRows * Shape::kWeights);
   unsigned char* ring = memory + team() * Shape::kTeamBytes;
   StreamTeam<Stored, kDims, kGroups> team_state(args, ring,
                                                 reinterpret_cast<float*>(ring + Shape::kRingBytes),
@@ -511,8 +527,8 @@ QUIRE_DEVICE void attend_stream(const AttendArgs& args) {
     const StateEnd to = folds && splits == item.num_splits ? StateEnd::kOutput
                         : folds && !is_last                ? StateEnd::kGoesOn
                                                            : StateEnd::kPartial;
-    finish_stream_item<kDims, kRows, kTeams>(args, item, to, memory + Shape::kStateBegin,
-                                             Shape::kTeamBytes, sums, weights, state);
+    finish_stream_item<Shape, kDims>(args, item, to, memory + Shape::kStateBegin, sums, weights,
+                                     state);
     if (is_last && to == StateEnd::kPartial) {
       sync_block();
       const int first = add_splits(args, item, splits - state.first_split, folds);

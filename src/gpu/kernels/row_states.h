@@ -55,6 +55,29 @@ QUIRE_DEVICE void store_value(const MutableTensorView& out, const OutputRow& to,
               to.token * out.strides[0] + to.head * out.strides[1] + dim * out.strides[2], x);
 }
 
+// Four values from `dim` on, as far as the row has them, times `factor`.
+QUIRE_DEVICE void store_four(const AttendArgs& args, const OutputRow& to, int dim,
+                             const float (&values)[4], float factor) {
+  const MutableTensorView& out = args.output.out;
+  if (args.out_in_sixteens) {
+    auto* at = static_cast<std::uint16_t*>(out.data) + to.token * out.strides[0] +
+               to.head * out.strides[1] + dim;
+    const bool is_bf16 = out.dtype == DType::kBF16;
+    QUIRE_UNROLL
+    for (int i = 0; i < 4; i += 2) {
+      const float low = values[i] * factor;
+      const float high = values[i + 1] * factor;
+      reinterpret_cast<std::uint32_t*>(at)[i / 2] =
+          is_bf16 ? pack(low, high, BFloat16{}) : pack(low, high, Float16{});
+    }
+    return;
+  }
+  const auto value_dim = static_cast<int>(out.shape[2]);
+  for (int i = 0; i < 4 && dim + i < value_dim; ++i) {
+    store_value(out, to, dim + i, values[i] * factor);
+  }
+}
+
 // What the states on either side of a fold are multiplied by.
 struct FoldFactors {
   float kept;   // of what was folded so far
@@ -124,9 +147,7 @@ QUIRE_DEVICE void merge_row(const AttendArgs& args, const Item& item, int row, i
       maximum = shuffle(after, kInFlight - 1);
     }
     const float factor = finish_row(args, to, maximum, sum, lane() == 0 && dim == 0);
-    for (int i = 0; i < 4 && dim + i < value_dim; ++i) {
-      store_value(args.output.out, to, dim + i, total[i] * factor);
-    }
+    if (dim < value_dim) store_four(args, to, dim, total, factor);
   }
 }
 
