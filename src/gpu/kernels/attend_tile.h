@@ -23,8 +23,8 @@ struct TileShared {
   Item item;
   int slot;
   int flag;  // tiles that are not finite behind a mask; then the first state to merge
-  // The keys that all rows of the item see, by mask and alignment. A register would be spilled, and
-  // local memory comes behind all copies that are under way.
+  // The keys that all rows of the item see, by mask and alignment, if scores are scaled products. A
+  // register would be spilled, and local memory comes behind all copies that are under way.
   int full_begin;
   int full_end;
 };
@@ -43,7 +43,11 @@ struct TileShape {
   static constexpr int kScratchBytes = RowBlock<Stored, kDims, 1, Map>::kScratchBytes;  // of a team
   // Ids come with the tiles of the stage before, and lie in the slot of their stage.
   using Loader = TileLoader<Stored, kDims, kTeams, kStages - 1>;
-  using Lane = typename Loader::Lane;
+  // What follows from the lane: registers that hold it through a loop would be spilled.
+  struct alignas(16) Lane {
+    typename Loader::Lane loads;
+    typename TileProducts<Stored, kDims, Map>::Own products;
+  };
   // [stages], then of each team [queries], [scratch] and [ids], then [lanes].
   static constexpr int kQueryBegin = kStages * kStageBytes;
   static constexpr int kScratchBegin = kQueryBegin + kTeams * kQueryBytes;
@@ -81,7 +85,7 @@ class TileTeam {
     const int last = (item_.key_end + Tile::kKeys - 1) / Tile::kKeys;
     typename Shape::Loader loader;
     loader.begin(args_, item_, ids(), first + team(), nullptr);
-    own_lane() = loader.own_lane();
+    own_lane() = {loader.own_lane(), Products::own_places()};
     load(first, 0);
     HeadScales scales;
     if constexpr (Tile::kScalesQueries) {
@@ -100,10 +104,22 @@ class TileTeam {
       async_wait<0>();
       sync_block();  // this stage is here, and the other one has been read
       load(tile + kTeams, 1 - stage);
-      QUIRE_NO_UNROLL
-      for (int part = 0; part < kTeams; part += kTiles) {
-        attend_part((tile + part) * Tile::kKeys,
-                    stages_ + stage * Shape::kStageBytes + part * Tile::kBytes);
+      unsigned char* tiles = stages_ + stage * Shape::kStageBytes;
+      const int first_key = tile * Tile::kKeys;
+      const typename Products::Own own = own_lane().products;
+      if (!kGeneral && QUIRE_LIKELY(first_key >= shared_.full_begin &&
+                                    first_key + kTeams * Tile::kKeys <= shared_.full_end)) {
+        QUIRE_NO_UNROLL
+        for (int part = 0; part < kTeams; part += kTiles) {
+          attend_part<true>(first_key + part * Tile::kKeys, tiles + part * Tile::kBytes, own);
+        }
+      } else {
+        const int key_end = item_.key_end;
+        QUIRE_NO_UNROLL
+        for (int part = 0; part < kTeams; part += kTiles) {
+          if (first_key + part * Tile::kKeys >= key_end) break;
+          attend_part<false>(first_key + part * Tile::kKeys, tiles + part * Tile::kBytes, own);
+        }
       }
       stage = 1 - stage;
     }
@@ -178,11 +194,11 @@ class TileTeam {
       }
     }
   }
-  QUIRE_DEVICE Fragment query(int block, int step, int own) const {
+  QUIRE_DEVICE Fragment query(int block, int step, const typename Products::Own& own) const {
     Fragment fragment;
     if constexpr (Tile::kIs16Bit) {
       // Rows 0-7 and 8-15 of the lower eight dims, then of the upper eight.
-      load_matrices(fragment.x, queries_ + Tile::matrix_row(16 * block + own % 16, step, own / 16));
+      load_matrices(fragment.x, queries_ + Tile::matrix_row(own.v, step, 16 * block));
     } else {
       fragment = scaled_query(block, step);
     }
@@ -195,7 +211,7 @@ class TileTeam {
   QUIRE_DEVICE void load(int tile, int stage) {
     unsigned char* to = stages_ + stage * Shape::kStageBytes + team() * Tile::kBytes;
     typename Shape::Loader loader;
-    loader.resume(args_, item_, ids(), own_lane());
+    loader.resume(args_, item_, ids(), own_lane().loads);
     const bool has_keys = loader.load(args_, item_, tile + team(), stage, to);
     // Tiles past the end are not loaded, but multiplied with weights of 0.
     if (QUIRE_UNLIKELY(!has_keys) && tile * Tile::kKeys < item_.key_end) {
@@ -204,29 +220,30 @@ class TileTeam {
     }
   }
 
-  // kTiles tiles of a stage, from `first_key` on.
-  QUIRE_DEVICE void attend_part(int first_key, unsigned char* tiles) {
-    if (first_key >= item_.key_end) return;
-    if (!kGeneral && QUIRE_UNLIKELY(hides_some(first_key))) find_non_finite(tiles);
+  // kTiles tiles of a stage, from `first_key` on. kAllFull: within the keys that all rows see.
+  template <bool kAllFull>
+  QUIRE_DEVICE void attend_part(int first_key, unsigned char* tiles,
+                                const typename Products::Own& own) {
+    if (!kGeneral && !kAllFull && hides_some(first_key)) find_non_finite(tiles);
     typename Rows::Scores s;
     Rows::clear(s);
-    const int own = recomputed(lane());
-    const auto queries = [this, own](int block, int step) { return query(block, step, own); };
+    const auto queries = [this, &own](int block, int step) { return query(block, step, own); };
     with_format<Stored>(stored(), [&](auto number) {
-      Products::template multiply_keys<kTiles>(tiles, queries, s, number);
+      Products::template multiply_keys<kTiles>(tiles, own, queries, s, number);
     });
-    rows_.weigh(args_, item_, first_key, tiles, scratch_, s);
+    rows_.template weigh<kAllFull>(args_, item_, first_key, tiles, scratch_, s);
     if (kGeneral && hides_some(first_key)) take_out_non_finite(tiles, s);
-    add_values(tiles, s);
+    add_values(tiles, own, s);
     if (Rows::needs_rest_of_weights(args_)) {
       Rows::keep_rest(s);
-      add_values(tiles, s);
+      add_values(tiles, own, s);
     }
   }
 
-  QUIRE_DEVICE void add_values(const unsigned char* tiles, const typename Rows::Scores& weights) {
+  QUIRE_DEVICE void add_values(const unsigned char* tiles, const typename Products::Own& own,
+                               const typename Rows::Scores& weights) {
     with_format<Stored>(stored(), [&](auto number) {
-      Products::template multiply_values<kTiles>(tiles, weights, rows_.o, number);
+      Products::template multiply_values<kTiles>(tiles, own, weights, rows_.o, number);
     });
   }
   QUIRE_DEVICE DType stored() const { return args_.cache.format.dtype; }
@@ -238,8 +255,9 @@ class TileTeam {
   QUIRE_DEVICE void find_full_keys() {
     if (thread_index() != 0) return;
     shared_.full_begin = Rows::keys_of_row(args_, item_, item_.num_rows - 1).begin;
+    const bool are_products = !Rows::is_by_element(args_) && args_.params.scale >= 0.0F;
     shared_.full_end =
-        Rows::is_by_element(args_) ? shared_.full_begin : Rows::keys_of_row(args_, item_, 0).end;
+        are_products ? Rows::keys_of_row(args_, item_, 0).end : shared_.full_begin;
   }
 
   // A team looks at its share of the tiles.

@@ -79,11 +79,13 @@ struct KeyTile {
   using Compute = typename ComputeOf<kIs16Bit, Stored>::Type;
   static constexpr bool kScalesQueries = !kIs16Bit;
 
-  // 16-bit: where chunk 2 * pair + odd of a row lies, permuted as any chunk.
-  // Of the pairs only the lower two bits are: the rest are constants of the address.
-  QUIRE_DEVICE static int matrix_row(int key, int pair, int odd) {
-    const int permuted = (16 * odd) ^ (16 * (key & 7));
-    return key * kRowBytes + (permuted ^ (32 * (pair % 4))) + 128 * (pair / 4);
+  // 16-bit: where chunk 2 * pair + odd of the row of key own_key + keys lies, permuted as any chunk:
+  // what follows from the lane once, then with constants. `keys` is a multiple of 8.
+  QUIRE_DEVICE static int matrix_own(int own_key, int odd) {
+    return own_key * kRowBytes + ((16 * odd) ^ (16 * (own_key & 7)));
+  }
+  QUIRE_DEVICE static int matrix_row(int own, int pair, int keys) {
+    return (own ^ (32 * (pair % 4))) + 128 * (pair / 4) + keys * kRowBytes;
   }
   // What is XORed to the chunks of a key's row; swizzle(a + b) is swizzle(a) ^ swizzle(b) where a
   // and b have no bit in common.

@@ -196,7 +196,9 @@ struct RowBlock {
   }
 
   // Products to weights, and the running state to their base. `tiles` are where the products came
-  // from. Returns whether a row of this lane does not see a key that is there.
+  // from. Returns whether a row of this lane does not see a key that is there. kAllFull: all rows
+  // see all keys, and their scores are scaled products.
+  template <bool kAllFull = false>
   QUIRE_DEVICE bool weigh(const AttendArgs& args, const Item& item, int first_key,
                           const unsigned char* tiles, float* scratch, Scores& s) {
     const bool per_token = has_token_scales(args);
@@ -207,7 +209,7 @@ struct RowBlock {
     QUIRE_UNROLL
     for (int i = 0; i < kScales; ++i) scale[i] = row_scale[i];
     bool hides = false;
-    if (QUIRE_UNLIKELY(first_key < full.begin || first_key + kKeys > full.end)) {
+    if (!kAllFull && QUIRE_UNLIKELY(first_key < full.begin || first_key + kKeys > full.end)) {
       hides = finish_scores(args, item, first_key, scratch, s);
       QUIRE_UNROLL
       for (float& x : scale) x = 1.0F;

@@ -44,22 +44,35 @@ struct TileProducts<Stored, kDims, RowsDown<kBlocks>> : QueryDims<Stored, kDims>
     return dims / 4 * 32 + 4 * column + dims % 4;
   }
 
+  // What follows from the lane of where it reads K and V in a tile, or rows of 16-bit Q.
+  struct Own {
+    int k;
+    int v;  // and Q
+  };
+  QUIRE_DEVICE static Own own_places() {
+    if constexpr (Tile::kIs16Bit) {
+      // K: keys 0-7 of the lower and the upper eight dims, then keys 8-15.
+      // V: keys 0-7 and 8-15 of the lower eight dims, then of the upper eight.
+      return {Tile::matrix_own(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2),
+              Tile::matrix_own(lane() % 16, lane() / 16)};
+    } else {
+      return {Tile::k_own(), Tile::v_own(lane() / 16 * 16 + lane() / 4 % 4 * 4)};
+    }
+  }
+
   // s += Q K^T for kTiles tiles, one behind the other; q(block, step) is a fragment of Q.
   template <int kTiles, class Number, class Queries, class Scores>
-  QUIRE_DEVICE static void multiply_keys(const unsigned char* tiles, const Queries& q, Scores& s,
-                                         Number number) {
+  QUIRE_DEVICE static void multiply_keys(const unsigned char* tiles, const Own& own,
+                                         const Queries& q, Scores& s, Number number) {
     constexpr int kPerTile = Tile::kKeys / 8;
     if constexpr (Tile::kIs16Bit) {
       // Each load is under way while the products of the one before are made.
       constexpr int kPairs = kTiles * kPerTile / 2;  // of eights of keys
       constexpr int kLoads = kDims / 16 * kPairs;
-      const int own = recomputed(lane());
       const auto load = [tiles, own](std::uint32_t(&r)[4], int i) {
-        // Keys 0-7 of the lower and the upper eight dims, then keys 8-15.
         const int n = 2 * (i % kPairs);
-        const int key = 8 * (n % kPerTile) + own % 8 + own / 16 * 8;
         load_matrices(r, tiles + n / kPerTile * Tile::kBytes +
-                             Tile::matrix_row(key, i / kPairs, own / 8 % 2));
+                             Tile::matrix_row(own.k, i / kPairs, 8 * (n % kPerTile)));
       };
       Fragment a[2][kBlocks];
       std::uint32_t r[2][4];
@@ -84,7 +97,6 @@ struct TileProducts<Stored, kDims, RowsDown<kBlocks>> : QueryDims<Stored, kDims>
         }
       }
     } else {
-      const int own = Tile::k_own();
       QUIRE_UNROLL
       for (int part = 0; part < kTiles * kDims / 64; ++part) {
         const int t = part / (kDims / 64);
@@ -92,7 +104,7 @@ struct TileProducts<Stored, kDims, RowsDown<kBlocks>> : QueryDims<Stored, kDims>
         Sixteen keys[kPerTile];
         QUIRE_UNROLL
         for (int n = 0; n < kPerTile; ++n) {
-          keys[n] = Tile::k_sixteen(tiles + t * Tile::kBytes, own, 8 * n, dims);
+          keys[n] = Tile::k_sixteen(tiles + t * Tile::kBytes, own.k, 8 * n, dims);
         }
         QUIRE_UNROLL
         for (int i = 0; i < 4; ++i) {
@@ -113,8 +125,8 @@ struct TileProducts<Stored, kDims, RowsDown<kBlocks>> : QueryDims<Stored, kDims>
 
   // o += P V for kTiles tiles.
   template <int kTiles, class Number, class Weights, class Values>
-  QUIRE_DEVICE static void multiply_values(const unsigned char* tiles, const Weights& s, Values& o,
-                                           Number number) {
+  QUIRE_DEVICE static void multiply_values(const unsigned char* tiles, const Own& own,
+                                           const Weights& s, Values& o, Number number) {
     constexpr int kPerTile = Tile::kKeys / 16;
     std::uint32_t p[kBlocks][4];
     const auto take_weights = [&](int sixteen) {
@@ -131,13 +143,11 @@ struct TileProducts<Stored, kDims, RowsDown<kBlocks>> : QueryDims<Stored, kDims>
     if constexpr (Tile::kIs16Bit) {
       constexpr int kPairs = kDims / 16;  // of eights of dims
       constexpr int kLoads = kTiles * kPerTile * kPairs;
-      const int own = recomputed(lane());
       const auto load = [tiles, own](std::uint32_t(&r)[4], int i) {
-        // Keys 0-7 and 8-15 of the lower eight dims, then of the upper eight.
         const int sixteen = i / kPairs;
-        const int key = 16 * (sixteen % kPerTile) + own % 16;
-        load_matrices_transposed(r, tiles + sixteen / kPerTile * Tile::kBytes + Tile::kTensorBytes +
-                                        Tile::matrix_row(key, i % kPairs, own / 16));
+        load_matrices_transposed(
+            r, tiles + sixteen / kPerTile * Tile::kBytes + Tile::kTensorBytes +
+                   Tile::matrix_row(own.v, i % kPairs, 16 * (sixteen % kPerTile)));
       };
       std::uint32_t r[2][4];
       load(r[0], 0);
@@ -154,7 +164,6 @@ struct TileProducts<Stored, kDims, RowsDown<kBlocks>> : QueryDims<Stored, kDims>
         }
       }
     } else {
-      const int own = Tile::v_own(lane() / 16 * 16 + lane() / 4 % 4 * 4);
       QUIRE_UNROLL
       for (int sixteen = 0; sixteen < kTiles * kPerTile; ++sixteen) {
         const unsigned char* values =
@@ -166,7 +175,7 @@ struct TileProducts<Stored, kDims, RowsDown<kBlocks>> : QueryDims<Stored, kDims>
           QUIRE_UNROLL
           for (int i = 0; i < 4; ++i) {
             words[i] = *reinterpret_cast<const std::uint32_t*>(
-                values + (own ^ (32 * (part % 4))) + 128 * (part / 4) +
+                values + (own.v ^ (32 * (part % 4))) + 128 * (part / 4) +
                 Tile::key_of_four(sixteen % kPerTile, i) * Tile::kRowBytes);
           }
           std::uint32_t low[4];
@@ -220,9 +229,9 @@ struct TileProducts<Stored, kDims, RowsAcross<kGroups>> : QueryDims<Stored, kDim
         QUIRE_UNROLL
         for (int step = 0; step < kDims / 16; ++step) {
           // Keys 0-7 and 8-15 of the lower eight dims, then of the upper eight.
-          const int key = 16 * rows + lane() % 16;
+          const int own = Tile::matrix_own(lane() % 16, lane() / 16);
           std::uint32_t a[4];
-          load_matrices(a, tile + Tile::matrix_row(key, step, lane() / 16));
+          load_matrices(a, tile + Tile::matrix_row(own, step, 16 * rows));
           const Fragment b = q(0, step);
           QUIRE_UNROLL
           for (int g = 0; g < kGroups; ++g) {
@@ -287,9 +296,9 @@ struct TileProducts<Stored, kDims, RowsAcross<kGroups>> : QueryDims<Stored, kDim
         QUIRE_UNROLL
         for (int n = 0; n < kDims / 16; ++n) {
           // The lower and the upper eight dims of keys 0-7, then of keys 8-15.
-          const int key = 16 * half + lane() % 8 + lane() / 16 * 8;
+          const int own = Tile::matrix_own(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
           std::uint32_t a[4];
-          load_matrices_transposed(a, values + Tile::matrix_row(key, n, lane() / 8 % 2));
+          load_matrices_transposed(a, values + Tile::matrix_row(own, n, 16 * half));
           multiply(n, a);
         }
       } else {
