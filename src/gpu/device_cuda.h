@@ -100,6 +100,15 @@ QUIRE_DEVICE bool any(bool condition) {
 QUIRE_DEVICE int atomic_add(int* at, int value) {
   return atomicAdd(at, value);
 }
+// The same, and what was written before it is seen by whoever adds to the same number later.
+QUIRE_DEVICE int atomic_add_ordered(int* at, int value) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(at), "r"(value)
+               : "memory");
+  return before;
+}
 QUIRE_DEVICE std::uint64_t atomic_min(std::uint64_t* at, std::uint64_t value) {
   return atomicMin(reinterpret_cast<unsigned long long*>(at), value);
 }

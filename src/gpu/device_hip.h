@@ -100,6 +100,10 @@ QUIRE_DEVICE bool any(bool condition) {
 QUIRE_DEVICE int atomic_add(int* at, int value) {
   return __scoped_atomic_fetch_add(at, value, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
 }
+// The same, and what was written before it is seen by whoever adds to the same number later.
+QUIRE_DEVICE int atomic_add_ordered(int* at, int value) {
+  return __scoped_atomic_fetch_add(at, value, __ATOMIC_ACQ_REL, __MEMORY_SCOPE_DEVICE);
+}
 QUIRE_DEVICE std::uint64_t atomic_min(std::uint64_t* at, std::uint64_t value) {
   return __scoped_atomic_fetch_min(at, value, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
 }

@@ -79,6 +79,9 @@ inline bool any(bool condition, simt::Site site = simt::Site::here()) {
 inline int atomic_add(int* at, int value, simt::Site site = simt::Site::here()) {
   return simt::atomic_add(at, value, simt::Order::kRelaxed, site);
 }
+inline int atomic_add_ordered(int* at, int value, simt::Site site = simt::Site::here()) {
+  return simt::atomic_add(at, value, simt::Order::kAcquireRelease, site);
+}
 inline std::uint64_t atomic_min(std::uint64_t* at, std::uint64_t value,
                                 simt::Site site = simt::Site::here()) {
   return simt::atomic_min(at, value, simt::Order::kRelaxed, site);

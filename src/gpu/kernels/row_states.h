@@ -187,11 +187,9 @@ QUIRE_DEVICE void copy_item_piece(Item* to, const Item* item) {
 QUIRE_DEVICE int add_splits(const AttendArgs& args, const Item& item, int count, bool folded) {
   constexpr int kFolded = 1 << 16;  // times the number of splits in the first state
   if (thread_index() != 0) return -1;
-  fence();
   const int added = count + (folded ? count * kFolded : 0);
-  const int all = atomic_add(args.merge_counters + item.merge, added) + added;
+  const int all = atomic_add_ordered(args.merge_counters + item.merge, added) + added;
   if (all % kFolded != item.num_splits) return -1;
-  fence();
   args.merge_counters[item.merge] = 0;
   return all < kFolded ? 0 : all / kFolded - 1;
 }
