@@ -111,6 +111,9 @@ QUIRE_DEVICE std::uint64_t atomic_min(std::uint64_t* at, std::uint64_t value) {
 QUIRE_DEVICE float exp2_fast(float x) {
   return __builtin_amdgcn_exp2f(x);
 }
+QUIRE_DEVICE float inverse_fast(float x) {
+  return 1.0F / x;
+}
 QUIRE_DEVICE float exp2_exact(float x) {
   return __builtin_exp2f(x);
 }

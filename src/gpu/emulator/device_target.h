@@ -90,6 +90,9 @@ inline std::uint64_t atomic_min(std::uint64_t* at, std::uint64_t value,
 inline float exp2_fast(float x) {
   return std::exp2(x);
 }
+inline float inverse_fast(float x) {
+  return 1.0F / x;
+}
 inline float exp2_exact(float x) {
   return std::exp2(x);
 }

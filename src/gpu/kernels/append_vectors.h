@@ -39,18 +39,17 @@ struct RowScale {
 inline constexpr float kUsualMost = 0x1p60F;
 
 QUIRE_DEVICE RowScale make_row_scale(float scale) {
-  return {scale, number_formats_internal::ieee_divide(1.0F, scale),
-          scale >= 0x1p-60F && scale <= 0x1p60F};
+  return {scale, inverse_fast(scale), scale >= 0x1p-60F && scale <= 0x1p60F};
 }
 
 // x / scale for a number x of 16 bits, as near as eight bits can tell from the nearest f32. The
-// product with the inverse is off by less than 2 units in the last place; the step with the
-// remainder leaves 2^-22 of one before the quotient is rounded to f32. So it could be rounded to
-// the wrong neighbour only within 2^-22 of a unit from the middle M of two of them, and eight bits
-// differ only if one of the two is T, where they round to the other side. As whole numbers x is
-// A 2^k with A < 2^11, the scale B < 2^24, T of at most 9 bits followed by 15 or more zeros, and
-// M = 2 T +- 1: then B M = A 2^k + e with |e| < 8. Its lower 16 bits say that B = b 2^16 +- e, and
-// the 16 above that b is a multiple of e and of T's upper 9 bits, which no b < 2^8 but 0 is.
+// inverse is off by at most one unit in the last place and the product with it by less than 3; the
+// step with the remainder leaves 2^-20 of one before the quotient is rounded to f32. So it could be
+// rounded to the wrong neighbour only within 2^-20 of a unit from the middle M of two of them, and
+// eight bits differ only if one of the two is T, where they round to the other side. As whole
+// numbers x is A 2^k with A < 2^11, the scale B < 2^24, T of at most 9 bits followed by 15 or more
+// zeros, and M = 2 T +- 1: then B M = A 2^k + e with |e| < 32. Its lower 16 bits say that
+// B = b 2^16 +- e, and the 16 above that b is e times T's upper 9 bits, which no b < 2^8 but 0 is.
 // The remainder is subtracted, so that -0 stays -0: by the sign of the inverse, since compilers
 // take the sign of a fused product to its operands, which changes that of a zero.
 QUIRE_DEVICE float divide_usual(float x, const RowScale& by) {
@@ -84,24 +83,19 @@ QUIRE_DEVICE float largest_of(const float (&x)[kAppendChunk]) {
 }
 
 // The same of the finite ones.
-template <class Source>
-QUIRE_DEVICE float largest_finite(const Sixteen& chunk) {
-  float x[kAppendChunk];
-  unpack_chunk<Source>(chunk, x);
-  float largest = largest_of(x);
-  if (largest > max_finite(DType::kF32)) {  // rare
-    largest = 0.0F;
-    QUIRE_UNROLL
-    for (int i = 0; i < kAppendChunk; ++i) largest = max_of(largest, finite_magnitude(x[i]));
-  }
+QUIRE_DEVICE float largest_finite(const float (&x)[kAppendChunk]) {
+  float largest = 0.0F;
+  QUIRE_UNROLL
+  for (int i = 0; i < kAppendChunk; ++i) largest = max_of(largest, finite_magnitude(x[i]));
   return largest;
 }
 
+// are_small: no magnitude of the chunk is above kUsualMost, else that is looked at.
 template <class Source, class Stored>
-QUIRE_DEVICE Eight quantized(const Sixteen& chunk, const RowScale& by) {
+QUIRE_DEVICE Eight quantized(const Sixteen& chunk, const RowScale& by, bool are_small) {
   float x[kAppendChunk];
   unpack_chunk<Source>(chunk, x);
-  if (by.is_usual && largest_of(x) <= kUsualMost) {
+  if (by.is_usual && (are_small || largest_of(x) <= kUsualMost)) {
     QUIRE_UNROLL
     for (int i = 0; i < kAppendChunk; ++i) x[i] = divide_usual(x[i], by);
   } else {
@@ -185,33 +179,36 @@ QUIRE_DEVICE bool is_stored(const AppendArgs& args, const AppendPlace& place, st
 }
 
 template <class Source, class Stored>
-QUIRE_DEVICE void store_chunk(const Sixteen& chunk, unsigned char* to, const RowScale& by) {
+QUIRE_DEVICE void store_chunk(const Sixteen& chunk, unsigned char* to, const RowScale& by,
+                              bool are_small) {
   if constexpr (sizeof(Stored) == sizeof(Source)) {
     Sixteen rounded;
     QUIRE_UNROLL
     for (int i = 0; i < 4; ++i) rounded.x[i] = quiet(chunk.x[i], Source{});
     *reinterpret_cast<Sixteen*>(to) = rounded;
   } else {
-    *reinterpret_cast<Eight*>(to) = quantized<Source, Stored>(chunk, by);
+    *reinterpret_cast<Eight*>(to) = quantized<Source, Stored>(chunk, by, are_small);
   }
 }
 
-// The largest magnitudes of the rows in flight, over the lanes that share them.
-template <class Source>
-QUIRE_DEVICE void find_largest(const AppendFlight& flight, int lane_bits,
-                               float (&largest)[kAppendRows]) {
+// largest(x) of the chunks of the rows in flight, over the lanes that share them.
+template <class Source, class Largest>
+QUIRE_DEVICE void find_largest(const AppendFlight& flight, int lane_bits, const Largest& largest,
+                               float (&of_rows)[kAppendRows]) {
   QUIRE_UNROLL
   for (int k = 0; k < kAppendRows; ++k) {
-    largest[k] = 0.0F;
+    of_rows[k] = 0.0F;
     QUIRE_UNROLL
     for (int j = 0; j < kAppendChunks; ++j) {
-      largest[k] = max_of(largest[k], largest_finite<Source>(flight.chunks[k][j]));
+      float x[kAppendChunk];
+      unpack_chunk<Source>(flight.chunks[k][j], x);
+      of_rows[k] = max_of(of_rows[k], largest(x));
     }
   }
   for (int step = 1 << lane_bits >> 1; step > 0; step /= 2) {
     QUIRE_UNROLL
     for (int k = 0; k < kAppendRows; ++k) {
-      largest[k] = max_of(largest[k], shuffle_xor(largest[k], step));
+      of_rows[k] = max_of(of_rows[k], shuffle_xor(of_rows[k], step));
     }
   }
 }
@@ -228,9 +225,19 @@ QUIRE_DEVICE void append_as(const AppendArgs& args) {
     AppendFlight flight;
     load_flight(args, place, flight);
     float largest[kAppendRows] = {};
+    bool are_small[kAppendRows] = {};
     RowScale by{1.0F, 1.0F, true};
     if (sets_scales) {
-      find_largest<Source>(flight, plan.lane_bits, largest);
+      find_largest<Source>(flight, plan.lane_bits, largest_of, largest);
+      bool is_finite = true;
+      QUIRE_UNROLL
+      for (int k = 0; k < kAppendRows; ++k) {
+        are_small[k] = largest[k] <= kUsualMost;
+        is_finite = is_finite && largest[k] <= max_finite(DType::kF32);
+      }
+      if (QUIRE_UNLIKELY(any(!is_finite))) {
+        find_largest<Source>(flight, plan.lane_bits, largest_finite, largest);
+      }
     } else if (kQuantizes && side.scales != nullptr && place.num_chunks > 0) {
       by = make_row_scale(side.scales[place.head * side.scale_strides.head]);
     }
@@ -253,7 +260,7 @@ QUIRE_DEVICE void append_as(const AppendArgs& args) {
       for (int j = 0; j < kAppendChunks; ++j) {
         if (j >= place.num_chunks) continue;
         const std::uint32_t offset = static_cast<std::uint32_t>(kChunkBytes * j) << plan.lane_bits;
-        store_chunk<Source, Stored>(flight.chunks[k][j], to + offset, by);
+        store_chunk<Source, Stored>(flight.chunks[k][j], to + offset, by, are_small[k]);
       }
     }
   }
