@@ -44,7 +44,7 @@ struct StreamShape {
   static constexpr int kTeams = 4;
   static constexpr int kThreads = kTeams * kTeam;
   static constexpr int kMinBlocks = kDims == 256 ? 1 : 2;
-  static constexpr int kStages = kDims == 64 ? 4 : 3;
+  static constexpr int kStages = kDims == 256 ? 2 : kDims == 128 ? 3 : 4;
   static constexpr int kRingBytes = kStages * Tile::kBytes;
   // When a team's keys are done, its state lies in the last stage: the first loads of the next item
   // go to the others.
