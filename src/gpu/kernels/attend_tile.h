@@ -398,7 +398,9 @@ QUIRE_DEVICE void attend_tile(const AttendArgs& args) {
   unsigned char* memory = shared_memory();
   auto& shared = *reinterpret_cast<TileShared*>(memory + Shape::kSharedBytes - sizeof(TileShared));
   const bool is_general = RowBlock<Stored, kDims, 1, typename Shape::Map>::is_by_element(args);
-  const int num_items = *args.fault == kNoFault ? *args.num_items : 0;
+  const std::uint64_t fault = *args.fault;
+  const int num_listed = *args.num_items;  // asked for before the fault is known
+  const int num_items = fault == kNoFault ? num_listed : 0;
   int index = first_item_taken(args, &shared.slot);
   QUIRE_NO_UNROLL
   while (index < num_items) {
