@@ -100,3 +100,12 @@ inline bool ask_for_tiles() noexcept {
 #define QUIRE_TILE_STORE(tile, p, stride) emulated::store_tile(tile, p, stride)
 #define QUIRE_TILE_ZERO(tile) emulated::zero_tile(tile)
 #define QUIRE_TILE_DOT(c, a, b) emulated::dot_tiles(c, a, b)
+
+QUIRE_INLINE __m512i words_to_half(__m512i words) noexcept {
+  constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+  const __m512i first = _mm512_cvtepi16_epi32(_mm512_castsi512_si256(words));
+  const __m512i last = _mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(words, 1));
+  const __m256i half = _mm512_cvtps_ph(_mm512_cvtepi32_ps(first), kNearest);
+  return _mm512_inserti64x4(_mm512_castsi256_si512(half),
+                            _mm512_cvtps_ph(_mm512_cvtepi32_ps(last), kNearest), 1);
+}

@@ -60,6 +60,7 @@ inline void for_chunks(const AttendCall& call, const WorkItem& item, const WorkI
       }
     }
     attend_chunk(chunks[current]);
+    ahead.finish();
     keys = left.empty() ? left : first_chunk(left, width);
     current = following;
   }

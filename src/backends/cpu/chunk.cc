@@ -17,6 +17,14 @@ void place_run(const AttendCall& call, std::int64_t block, std::int64_t token, s
   for (std::int64_t i = lane; i < end; ++i) {
     chunk.token[i] = static_cast<std::int32_t>(token + (i - lane));
   }
+  if (cache.format.scales == ScaleGranularity::kPerTokenHead) {
+    const std::int64_t k_scale = scale_offset(cache.k_scales, block, 0, token);
+    const std::int64_t v_scale = scale_offset(cache.v_scales, block, 0, token);
+    for (std::int64_t i = lane; i < end; ++i) {
+      chunk.k_scale[i] = k_scale + (i - lane) * cache.k_scales.strides.token;
+      chunk.v_scale[i] = v_scale + (i - lane) * cache.v_scales.strides.token;
+    }
+  }
   if (cache.format.layout == KvLayoutId::kPlain) {
     for (std::int64_t i = lane; i < end; ++i) {
       chunk.k[i] = k + (token + (i - lane)) * cache.k_strides.token;
@@ -79,13 +87,6 @@ void locate(const AttendCall& call, std::int64_t sequence, const KeyRange& keys,
     const std::int64_t end = std::min(chunk.end, lane + run);
     place_run(call, block, token, lane, end, chunk);
     lane = end;
-  }
-  if (call.cache.format.scales == ScaleGranularity::kPerTokenHead) {
-    for (std::int64_t i = chunk.begin; i < chunk.end; ++i) {
-      if (chunk.k[i] == kAbsent) continue;
-      chunk.k_scale[i] = scale_offset(call.cache.k_scales, chunk.block[i], 0, chunk.token[i]);
-      chunk.v_scale[i] = scale_offset(call.cache.v_scales, chunk.block[i], 0, chunk.token[i]);
-    }
   }
 }
 

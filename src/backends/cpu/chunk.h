@@ -63,6 +63,11 @@ class PrefetchWalk {
     for (int i = 0; i < kCount; ++i) step();
   }
 
+  // What is left: those who fetch as much as they read count neither scales nor parts of lines.
+  void finish() noexcept {
+    while (!done()) step();
+  }
+
   // The place in the walk, for a loop that keeps it in registers: through memory every step would
   // wait for the one before. Only one at a time.
   class Cursor {

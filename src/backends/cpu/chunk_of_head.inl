@@ -74,7 +74,7 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
   }
 
   void soften_rows(const RowBlock<Ops>& block) const noexcept {
-    if (!this->only_scaled()) {
+    if (!this->only_scaled_by_token()) {
       this->soften(block, 0, block.rows.size());
     } else if (this->chunk().width == Ops::kWideChunk) {
       soften_quickly<Ops::kWideChunk>(block);
@@ -165,10 +165,16 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
 
   template <std::int64_t kWidth>
   void soften_quickly(const RowBlock<Ops>& block) const noexcept {
-    if (block.all_visible) {
-      QuickSoftener<Ops, 1, false, kWidth>(*this, block, 0, block.rows.size()).finish();
+    const auto soften_all = [&]<bool kMasked, bool kPerToken>() {
+      using Softener = QuickSoftener<Ops, 1, kMasked, kWidth, kPerToken>;
+      Softener(*this, block, 0, block.rows.size()).finish();
+    };
+    if (this->per_token()) {
+      block.all_visible ? soften_all.template operator()<false, true>()
+                        : soften_all.template operator()<true, true>();
     } else {
-      QuickSoftener<Ops, 1, true, kWidth>(*this, block, 0, block.rows.size()).finish();
+      block.all_visible ? soften_all.template operator()<false, false>()
+                        : soften_all.template operator()<true, false>();
     }
   }
 

@@ -66,6 +66,7 @@ constexpr Level kLevels[] = {
            std::string missing = missing_of({{cpu.amx_bf16, "amx_bf16"},
                                              {cpu.avx512, "avx512"},
                                              {cpu.avx512_bf16, "avx512_bf16"},
+                                             {cpu.avx512_fp16, "avx512_fp16"},
                                              {cpu.avx512_vbmi, "avx512_vbmi"}});
            if (!missing.empty() || amx::request_tiles()) return missing;
            return std::string("the system's permission to use tile registers");

@@ -263,7 +263,7 @@ TEST(CpuBackend, AnImpossibleLevelSaysWhatIsMissing) {
   CpuFeatures ice_lake = zen3;
   ice_lake.avx512 = ice_lake.avx512_vbmi = true;
   EXPECT_EQ(missing_for_cpu_level("avx512_bf16", ice_lake), "needs avx512_bf16");
-  EXPECT_EQ(missing_for_cpu_level("amx", ice_lake), "needs amx_bf16, avx512_bf16");
+  EXPECT_EQ(missing_for_cpu_level("amx", ice_lake), "needs amx_bf16, avx512_bf16, avx512_fp16");
 #endif
 }
 

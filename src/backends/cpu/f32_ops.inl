@@ -128,7 +128,6 @@ struct F32 {
     }
   }
 
-  QUIRE_INLINE static Vec rounded(Vec x) noexcept { return x; }
   QUIRE_INLINE static void store_weights(float* p, Vec x) noexcept { store(p, x); }
   QUIRE_INLINE static void store_scaled_weights(float* p, Vec x) noexcept { store(p, x); }
   // 0 for the keys of a V panel that no row may see.

@@ -1,56 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 // What levels that multiply pairs of bf16 share: stored formats as bf16, panels of pairs. Included
-// inside a target region after avx512/vec.inl and avx512_bf16/instructions.inl, in levels that have
-// AVX512_BF16 and VBMI.
+// inside a target region after avx512/vec.inl, avx512_bf16/instructions.inl and the int8.inl of the
+// level, in levels that have AVX512_BF16 and VBMI.
 //
 //   K panel [padded head_dim / 2][width][2], V panel [width / 2][padded value_dim][2]: the rows of
 //   an AMX tile, and of vdpbf16ps. Every 8-bit code is exact in bf16.
 
-// bf16 of the magnitudes of 128 codes, high and low bytes apart.
+// bf16 of the magnitudes of the 128 codes of e4m3, high and low bytes apart.
 struct MagnitudeTables {
   alignas(64) std::uint8_t high[128];
   alignas(64) std::uint8_t low[128];
 };
-template <class T>
 constexpr MagnitudeTables make_magnitude_tables() {
   MagnitudeTables tables{};
   for (int code = 0; code < 128; ++code) {
-    float x = static_cast<float>(code);
-    if constexpr (!std::is_same_v<T, std::int8_t>) x = to_float(T{static_cast<std::uint8_t>(code)});
+    const float x = to_float(Float8E4M3{static_cast<std::uint8_t>(code)});
     const auto bits = static_cast<std::uint32_t>(__builtin_bit_cast(std::int32_t, x));
     tables.high[code] = static_cast<std::uint8_t>(bits >> 24);
     tables.low[code] = static_cast<std::uint8_t>(bits >> 16);
   }
   return tables;
 }
-inline constexpr MagnitudeTables kE4M3 = make_magnitude_tables<Float8E4M3>();
-inline constexpr MagnitudeTables kInt8 = make_magnitude_tables<std::int8_t>();
+inline constexpr MagnitudeTables kE4M3 = make_magnitude_tables();
 
 // Low and high bytes of the bf16 of 64 codes.
 struct SplitBytes {
   __m512i low;
   __m512i high;
 };
-QUIRE_INLINE SplitBytes look_up(const MagnitudeTables& tables, __m512i codes) noexcept {
-  return {_mm512_permutex2var_epi8(_mm512_load_si512(tables.low), codes,
-                                   _mm512_load_si512(tables.low + 64)),
-          _mm512_permutex2var_epi8(_mm512_load_si512(tables.high), codes,
-                                   _mm512_load_si512(tables.high + 64))};
-}
-// bytes | (x & 0x80)
-QUIRE_INLINE __m512i with_sign(__m512i bytes, __m512i x) noexcept {
-  return _mm512_ternarylogic_epi32(bytes, x, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);
-}
-QUIRE_INLINE SplitBytes split_bf16(__m512i x, const Float8E4M3* /*type*/) noexcept {
-  const SplitBytes found = look_up(kE4M3, x);  // by the low seven bits
-  return {found.low, with_sign(found.high, x)};
-}
-QUIRE_INLINE SplitBytes split_bf16(__m512i x, const std::int8_t* /*type*/) noexcept {
-  const SplitBytes found = look_up(kInt8, _mm512_abs_epi8(x));
-  // -128 has no magnitude in seven bits: 0xc300.
-  const __mmask64 lowest = _mm512_cmpeq_epi8_mask(x, _mm512_set1_epi8(-128));
-  return {found.low, _mm512_mask_mov_epi8(with_sign(found.high, x), lowest,
-                                          _mm512_set1_epi8(static_cast<char>(0xc3)))};
+QUIRE_INLINE SplitBytes split_bf16(__m512i codes) noexcept {
+  const auto look_up = [&](const std::uint8_t* table) QUIRE_INLINE_LAMBDA {  // by seven bits
+    return _mm512_permutex2var_epi8(_mm512_load_si512(table), codes, _mm512_load_si512(table + 64));
+  };
+  const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
+  return {look_up(kE4M3.low),
+          _mm512_ternarylogic_epi32(look_up(kE4M3.high), codes, sign, 0xf8)};  // | (codes & sign)
 }
 
 // 64 elements as two vectors of 32 bf16.
@@ -58,16 +42,10 @@ struct Bf16x64 {
   __m512i low;
   __m512i high;
 };
-QUIRE_INLINE Bf16x64 load_bf16x64(const BFloat16* p) noexcept {
-  return {_mm512_loadu_si512(p), _mm512_loadu_si512(p + 32)};
-}
-// e4m3 and int8.
-template <class T>
-QUIRE_INLINE Bf16x64 load_bf16x64(const T* p) noexcept {
+QUIRE_INLINE Bf16x64 load_bf16x64(const Float8E4M3* p) noexcept {
   // unpack takes the halves of 128-bit lanes, so bytes 8 i .. go to lane i first.
   const __m512i order = _mm512_set_epi64(7, 3, 6, 2, 5, 1, 4, 0);
-  const __m512i x = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(p));
-  const SplitBytes bytes = split_bf16(x, p);
+  const SplitBytes bytes = split_bf16(_mm512_permutexvar_epi64(order, _mm512_loadu_si512(p)));
   return {_mm512_unpacklo_epi8(bytes.low, bytes.high), _mm512_unpackhi_epi8(bytes.low, bytes.high)};
 }
 // 32 words of f16 as bf16, exact for those that came from 8 bits.
@@ -83,16 +61,14 @@ QUIRE_INLINE __m512i load_bf16x32(const Float8E5M2* p) noexcept {
   const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return half_to_bf16(_mm512_slli_epi16(_mm512_cvtepu8_epi16(x), 8));
 }
-// e4m3 and int8.
-template <class T>
-QUIRE_INLINE __m512i load_bf16x32(const T* p) noexcept {
+QUIRE_INLINE __m512i load_bf16x32(const Float8E4M3* p) noexcept {
   const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   const __m512i order = _mm512_set_epi64(3, 3, 2, 2, 1, 1, 0, 0);
-  const SplitBytes bytes =
-      split_bf16(_mm512_permutexvar_epi64(order, _mm512_castsi256_si512(x)), p);
+  const SplitBytes bytes = split_bf16(_mm512_permutexvar_epi64(order, _mm512_castsi256_si512(x)));
   return _mm512_unpacklo_epi8(bytes.low, bytes.high);
 }
-QUIRE_INLINE Bf16x64 load_bf16x64(const Float8E5M2* p) noexcept {
+template <class T>
+QUIRE_INLINE Bf16x64 load_bf16x64(const T* p) noexcept {
   return {load_bf16x32(p), load_bf16x32(p + 32)};
 }
 // 32 elements of a row of `left` more, 0 beyond.
@@ -241,17 +217,22 @@ struct Bf16Base {
     return to_bf16x32(first, last);
   }
   QUIRE_INLINE static void store_weights(BFloat16* p, Weights x) noexcept { store_bf16(p, x); }
-  // As it will be stored.
-  QUIRE_INLINE static Vec rounded(Vec x) noexcept {
-    const __m512i words = _mm512_cvtepu16_epi32(to_bf16x16(x));
-    return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16));
-  }
-  // A product with a scale has more digits than bf16: what rounding leaves is stored kLowWeights
-  // further on, and multiplied too.
+  // A product with a scale has more digits than bf16: what the upper half of f32 leaves is stored
+  // kLowWeights further on, and multiplied too.
   static constexpr std::int64_t kLowWeights = kMaxScores;
+  QUIRE_INLINE static Vec upper_half(Vec x) noexcept {
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), upper));
+  }
   QUIRE_INLINE static void store_scaled_weights(BFloat16* p, Vec x) noexcept {
-    store_weights(p, x);
-    store_weights(p + kLowWeights, sub(x, rounded(x)));
+    const Vec high = upper_half(x);
+    store_weights(p, high);
+    store_weights(p + kLowWeights, sub(x, high));
+  }
+  QUIRE_INLINE static void store_scaled_weights(BFloat16* p, Vec first, Vec last) noexcept {
+    const Vec high[2] = {upper_half(first), upper_half(last)};
+    store_bf16(p, to_bf16x32(high[0], high[1]));
+    store_bf16(p + kLowWeights, to_bf16x32(sub(first, high[0]), sub(last, high[1])));
   }
 
   // 0 for the keys of a V panel that no row may see.

@@ -3,11 +3,13 @@
 
 // Softens rows [first, last) of a block whose scores are only scaled and masked, kRows at a time
 // and in parts of one vector of each: other work may be done between them, and on some cores at the
-// same time. REQUIRES: the chunk is kWidth wide.
+// same time. REQUIRES: the chunk is kWidth wide; every key has scales of its own, or kPerToken is
+// false.
 //
 // It takes the old maximum and looks afterwards whether that was good enough, which it nearly
 // always is; else the row is done again.
-template <class Ops, int kRows, bool kMasked, std::int64_t kWidth = Ops::kWideChunk>
+template <class Ops, int kRows, bool kMasked, std::int64_t kWidth = Ops::kWideChunk,
+          bool kPerToken = false>
 class QuickSoftener {
  public:
   static constexpr int kParts = kWidth / kLanes;
@@ -59,7 +61,16 @@ class QuickSoftener {
       row.top = max_of(x, row.top);
       const Vec weight = exp2<Ops::kExp2Degree>(x);
       row.sum = add(row.sum, weight);
-      if constexpr (!Ops::kWeightsInPairs) {
+      if constexpr (kPerToken) {
+        const Vec scaled = zero_where_zero(weight, mul(weight, chunk_.v_scale(kPart)));
+        if constexpr (!Ops::kWeightsInPairs) {
+          Ops::store_scaled_weights(row.p + kPart * kLanes, scaled);
+        } else if constexpr (kPart % 2 == 0) {
+          row.even = scaled;
+        } else {
+          Ops::store_scaled_weights(row.p + (kPart - 1) * kLanes, row.even, scaled);
+        }
+      } else if constexpr (!Ops::kWeightsInPairs) {
         Ops::store_weights(row.p + kPart * kLanes, weight);
       } else if constexpr (kPart % 2 == 0) {
         row.even = weight;
@@ -83,7 +94,7 @@ class QuickSoftener {
 
   // Those that are left.
   void finish() noexcept {
-    QuickSoftener<Ops, 1, kMasked, kWidth> rest(chunk_, block_, row_, last_);
+    QuickSoftener<Ops, 1, kMasked, kWidth, kPerToken> rest(chunk_, block_, row_, last_);
     while (rest.ready()) {
       auto hand = rest.take();
       [&]<int... kPart>(std::integer_sequence<int, kPart...>) QUIRE_INLINE_LAMBDA {
@@ -95,9 +106,9 @@ class QuickSoftener {
   }
 
  private:
-  QUIRE_INLINE static Vec score(const float* s, const KeyRange& seen,
-                                std::int64_t vector) noexcept {
-    const Vec x = load(s + vector * kLanes);
+  QUIRE_INLINE Vec score(const float* s, const KeyRange& seen, std::int64_t vector) const noexcept {
+    Vec x = load(s + vector * kLanes);
+    if constexpr (kPerToken) x = mul(x, chunk_.k_scale(vector));
     if constexpr (!kMasked) return x;
     return keep_lanes(x, seen.begin - vector * kLanes, seen.end - vector * kLanes,
                       set1(kNegativeInfinity));

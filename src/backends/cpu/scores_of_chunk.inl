@@ -82,16 +82,25 @@ class ScoresOfChunk {
   }
 
   // What stands between q.k and weights is one factor, and a range of keys that a row sees.
-  bool only_scaled() const noexcept {
-    return plain_scores_ && !per_token_ && sequence_.tree_bits == nullptr && score_factor() > 0.0F;
+  bool only_scaled() const noexcept { return !per_token_ && only_scaled_by_token(); }
+  // The same, or a factor for each key.
+  bool only_scaled_by_token() const noexcept {
+    return plain_scores_ && sequence_.tree_bits == nullptr && score_factor() > 0.0F;
   }
-  // The keys of the chunk that row r of a block sees. REQUIRES: only_scaled().
+  // The keys of the chunk that row r of a block sees. REQUIRES: only_scaled_by_token().
   KeyRange keys_of_row(const RowBlock<Ops>& block, std::int64_t r) const noexcept {
     return visible_part(call_, sequence_, (block.rows.begin + r) / call_.spec.head_group(),
                         *chunk_);
   }
-  // In units of ln 2. REQUIRES: only_scaled().
+  // In units of ln 2. REQUIRES: only_scaled_by_token().
   float score_factor() const noexcept { return call_.params.scale * k_scale_ * kLog2E; }
+  // Of a vector of keys. REQUIRES: per_token().
+  QUIRE_INLINE Vec k_scale(std::int64_t vector) const noexcept {
+    return load(k_scales_ + vector * kLanes);
+  }
+  QUIRE_INLINE Vec v_scale(std::int64_t vector) const noexcept {
+    return load(v_scales_ + vector * kLanes);
+  }
 
  protected:
   const AttendCall& call_;

@@ -126,8 +126,8 @@ QUIRE_INLINE void weigh(const float* s, std::int64_t num_vectors, float factor, 
     if (v_scales == nullptr) {
       Ops::store_weights(p + i * kLanes, x);
     } else {
-      Ops::store_scaled_weights(
-          p + i * kLanes, zero_where_zero(x, mul(Ops::rounded(x), load(v_scales + i * kLanes))));
+      Ops::store_scaled_weights(p + i * kLanes,
+                                zero_where_zero(x, mul(x, load(v_scales + i * kLanes))));
     }
   });
   store(sums, sum);

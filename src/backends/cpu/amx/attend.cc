@@ -23,6 +23,7 @@ QUIRE_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx
 #include "backends/cpu/constants.inl"
 #include "backends/cpu/matrix.inl"
 #include "backends/cpu/panels.inl"
+#include "backends/cpu/amx/int8.inl"
 #include "backends/cpu/pairs.inl"
 #include "backends/cpu/softmax.inl"
 #include "backends/cpu/amx/tiles.inl"

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The instructions of AMX that the level amx uses, and no other file names. tests/emulated_cpu/ has
-// the same for machines without them.
+// The instructions of AMX and AVX512_FP16 that the level amx uses, and no other file names.
+// tests/emulated_cpu/ has the same for machines without them.
 //
-// GCC 12's intrinsics do not say that they read memory, so these are written out.
+// GCC 12's intrinsics of AMX do not say that they read memory, so these are written out; one
+// instruction of AVX512_FP16 is no reason to let compilers use all.
 
 // Whether this process may use the tile registers, which it does not by default.
 inline bool ask_for_tiles() noexcept {
@@ -28,3 +29,10 @@ inline bool ask_for_tiles() noexcept {
                : "memory")
 #define QUIRE_TILE_ZERO(tile) asm volatile("tilezero %%tmm" #tile ::)
 #define QUIRE_TILE_DOT(c, a, b) asm volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c ::)
+
+// 32 integers as f16.
+QUIRE_INLINE __m512i words_to_half(__m512i words) noexcept {
+  __m512i half;
+  asm("vcvtw2ph %1, %0" : "=v"(half) : "v"(words));
+  return half;
+}
