@@ -41,7 +41,7 @@ Executor::~Executor() = default;
 
 ThreadPool::ThreadPool(int num_threads, std::span<const int> cpus)
     : num_threads_(num_threads), places_(new Place[static_cast<std::size_t>(num_threads)]) {
-  QUIRE_CHECK(num_threads >= 1 && num_threads < 1 << kShareBits);
+  QUIRE_CHECK(num_threads >= 1);
   require_cpus(cpus);
   try {
     threads_.reserve(static_cast<std::size_t>(num_threads) - 1);
@@ -72,7 +72,7 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::stop() noexcept {
   stopping_.store(true, std::memory_order_relaxed);
-  open_run(0);
+  wake_sleepers();
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -83,12 +83,12 @@ bool ThreadPool::claim(Place& place, RunId run) noexcept {
                                                              std::memory_order_relaxed);
 }
 
-void ThreadPool::open_run(int num_shares) noexcept {
-  const RunId count = (run_.load(std::memory_order_relaxed) >> kShareBits) + 1;
-  const RunId run = (count << kShareBits) | static_cast<RunId>(num_shares);
-  run_.store(run, std::memory_order_release);
-  count_.store(count_of(run), std::memory_order_release);
-  count_.notify_all();
+// Of what was stored before, those who are about to sleep see all, or are seen to be asleep.
+void ThreadPool::wake_sleepers() noexcept {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (num_asleep_.load(std::memory_order_relaxed) == 0) return;
+  wakes_.fetch_add(1, std::memory_order_release);
+  wakes_.notify_all();
 }
 
 void ThreadPool::run_erased(int num_shares, const Task& task) {
@@ -102,40 +102,54 @@ void ThreadPool::run_erased(int num_shares, const Task& task) {
     executor_->run(num_shares, task.call, task.context);
     return;
   }
-  task_ = task;
-  open_run(num_shares);
-  const RunId run = run_.load(std::memory_order_relaxed);
+  const RunId run = ++last_run_;
+  const std::span others(places_.get() + 1, static_cast<std::size_t>(num_shares) - 1);
+  for (Place& place : others) {
+    place.task = task;
+    place.posted.store(run, std::memory_order_release);
+  }
+  wake_sleepers();
   task.call(task.context, 0);
   for (int i = 1; i < num_shares; ++i) {
     Place& place = places_[static_cast<std::size_t>(i)];
     if (!claim(place, run)) continue;
     task.call(task.context, i);
-    place.finished.store(count_of(run), std::memory_order_relaxed);
+    place.finished.store(run, std::memory_order_relaxed);
   }
-  for (int i = 1; i < num_shares; ++i) {
-    const std::atomic<std::uint32_t>& finished = places_[static_cast<std::size_t>(i)].finished;
-    std::uint32_t last = finished.load(std::memory_order_acquire);
-    for (int spins = 0; last != count_of(run); ++spins) {
-      if (spins < kSpins) {
-        spin_pause();
-      } else {
-        finished.wait(last, std::memory_order_acquire);
-      }
-      last = finished.load(std::memory_order_acquire);
-    }
-  }
+  for (const Place& place : others) wait_for_share(place, run);
 }
 
-// Returns when there is another run than the one seen.
-ThreadPool::RunId ThreadPool::wait_for_run(RunId seen) const noexcept {
-  for (int i = 0;; ++i) {
-    const RunId run = run_.load(std::memory_order_acquire);
-    if (run != seen) return run;
-    if (i < kSpins) {
+void ThreadPool::wait_for_share(const Place& place, RunId run) noexcept {
+  const auto is_finished = [&] { return place.finished.load(std::memory_order_acquire) == run; };
+  for (int i = 0; i < kSpins; ++i) {
+    if (is_finished()) return;
+    spin_pause();
+  }
+  caller_asleep_.store(true, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (RunId last = place.finished.load(std::memory_order_acquire); last != run;
+       last = place.finished.load(std::memory_order_acquire)) {
+    place.finished.wait(last, std::memory_order_acquire);
+  }
+  caller_asleep_.store(false, std::memory_order_relaxed);
+}
+
+// Returns when there is another run than the one seen, or none will come.
+ThreadPool::RunId ThreadPool::wait_for_run(const Place& place, RunId seen) noexcept {
+  const auto is_over = [&] {
+    return place.posted.load(std::memory_order_acquire) != seen ||
+           stopping_.load(std::memory_order_relaxed);
+  };
+  for (;;) {
+    for (int i = 0; i < kSpins; ++i) {
+      if (is_over()) return place.posted.load(std::memory_order_acquire);
       spin_pause();
-    } else {
-      count_.wait(count_of(seen), std::memory_order_acquire);
     }
+    num_asleep_.fetch_add(1, std::memory_order_relaxed);
+    const std::uint32_t wakes = wakes_.load(std::memory_order_acquire);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (!is_over()) wakes_.wait(wakes, std::memory_order_acquire);
+    num_asleep_.fetch_sub(1, std::memory_order_relaxed);
   }
 }
 
@@ -143,13 +157,14 @@ void ThreadPool::thread_main(int thread) noexcept {
   Place& place = places_[static_cast<std::size_t>(thread)];
   RunId run = 0;
   for (;;) {
-    run = wait_for_run(run);
+    run = wait_for_run(place, run);
     if (stopping_.load(std::memory_order_relaxed)) return;
-    const auto num_shares = static_cast<int>(run & ((1U << kShareBits) - 1));
-    if (thread >= num_shares || !claim(place, run)) continue;
-    task_.call(task_.context, thread);
-    place.finished.store(count_of(run), std::memory_order_release);
-    place.finished.notify_one();
+    if (!claim(place, run)) continue;
+    place.task.call(place.task.context, thread);
+    place.finished.store(run, std::memory_order_release);
+    // The caller sees that, or is seen to be asleep.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (caller_asleep_.load(std::memory_order_relaxed)) place.finished.notify_one();
   }
 }
 

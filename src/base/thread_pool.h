@@ -7,8 +7,9 @@
 //
 // A run is one share for each thread that takes part. A thread claims its own; what nobody has
 // claimed when the caller is done with its share, the caller does too. So a thread that still
-// sleeps is not waited for, and no counter is fought for: every thread has a line of its own, which
-// only the caller looks at. A run allocates nothing.
+// sleeps is not waited for, and no line is fought for: every thread has one of its own, in which
+// the caller leaves the run and the thread says when it is done. Threads without a share notice
+// nothing, and the system is asked only to wake who sleeps. A run allocates nothing.
 //
 // Thread safety: runs may be started from several threads; they take turns. None must be started
 // from inside another.
@@ -39,7 +40,7 @@ class ThreadPool {
   // Thread i of the pool, from 1 on, is pinned to cpus[i % size] unless there are none; the
   // caller's own thread stays where it is. Throws Error(kOutOfMemory) if the system does not give
   // so many threads, Error(kInvalidArgument) if it does not give such a CPU.
-  // REQUIRES: 1 <= num_threads < 65536.
+  // REQUIRES: num_threads >= 1.
   explicit ThreadPool(int num_threads, std::span<const int> cpus = {});
   // The threads of `executor`, which must outlive the pool. REQUIRES: num_threads >= 1.
   ThreadPool(Executor& executor, int num_threads);
@@ -86,22 +87,21 @@ class ThreadPool {
     void (*call)(void* context, int thread) noexcept = nullptr;
     void* context = nullptr;
   };
-  // A run as one number that grows: how many there were before, and its shares.
-  using RunId = std::uint64_t;
-  static constexpr int kShareBits = 16;
+  using RunId = std::uint64_t;  // how many there were, this one included
 
-  // The share of one thread.
-  struct alignas(64) Place {
-    std::atomic<RunId> claimed{0};           // the last run that somebody claimed it of
-    std::atomic<std::uint32_t> finished{0};  // the count of the last run that it was done of
+  // The share of one thread. Who has claimed it may read the task, which is written before `posted`
+  // and left alone until the share is finished. Two lines each: processors fetch them in pairs.
+  struct alignas(128) Place {
+    std::atomic<RunId> posted{0};    // the last run that has a share for the thread
+    std::atomic<RunId> claimed{0};   // that somebody claimed it of
+    std::atomic<RunId> finished{0};  // that it was done of
+    Task task;
   };
 
-  static std::uint32_t count_of(RunId run) noexcept {
-    return static_cast<std::uint32_t>(run >> kShareBits);
-  }
   static bool claim(Place& place, RunId run) noexcept;
-  void open_run(int num_shares) noexcept;
-  RunId wait_for_run(RunId seen) const noexcept;
+  void wake_sleepers() noexcept;
+  RunId wait_for_run(const Place& place, RunId seen) noexcept;
+  void wait_for_share(const Place& place, RunId run) noexcept;
   void stop() noexcept;
   void run_erased(int num_shares, const Task& task);
   void thread_main(int thread) noexcept;
@@ -109,15 +109,15 @@ class ThreadPool {
   const int num_threads_;
   Executor* const executor_ = nullptr;
   std::mutex run_mutex_;             // one run at a time
+  RunId last_run_ = 0;               // under the mutex
   std::unique_ptr<Place[]> places_;  // [num_threads]
   std::vector<std::thread> threads_;
 
-  // One line, which idle threads look at. The task is written before its run is opened, and left
-  // alone until all shares are done: who has claimed one may read it.
-  alignas(64) std::atomic<RunId> run_{0};
-  std::atomic<std::uint32_t> count_{0};  // of runs; what parked threads wait for
+  // One line, which changes only when threads begin or end to sleep.
+  alignas(64) std::atomic<int> num_asleep_{0};  // of the pool's threads, or about to be
+  std::atomic<std::uint32_t> wakes_{0};         // what they wait for
+  std::atomic<bool> caller_asleep_{false};
   std::atomic<bool> stopping_{false};
-  Task task_;
 };
 
 }  // namespace quire

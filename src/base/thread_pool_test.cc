@@ -77,6 +77,41 @@ TEST(ThreadPool, WakesAfterParking) {
   EXPECT_EQ(count, 48);
 }
 
+// Threads that spin, that are about to sleep, and that sleep, in any mixture.
+TEST(ThreadPool, RunsAfterPausesOfAnyLength) {
+  ThreadPool pool(5);
+  std::uint32_t random = 1;
+  for (int round = 0; round < 3000; ++round) {
+    random = random * 1664525 + 1013904223;
+    const auto until =
+        std::chrono::steady_clock::now() + std::chrono::nanoseconds(random >> 15);  // 0 to 131 us
+    while (std::chrono::steady_clock::now() < until) spin_pause();
+    const int num_shares = 2 + round % 4;
+    std::atomic<int> runs[5] = {};
+    pool.run_shares(num_shares, [&](int thread) noexcept { ++runs[thread]; });
+    for (int i = 0; i < 5; ++i) ASSERT_EQ(runs[i], i < num_shares ? 1 : 0) << round;
+  }
+}
+
+// The caller sleeps, and is woken.
+TEST(ThreadPool, WaitsForALongShare) {
+  ThreadPool pool(2);
+  for (int round = 0; round < 5; ++round) {
+    std::atomic<bool> joined{false};
+    std::atomic<bool> done{false};
+    pool.run_shares(2, [&](int thread) noexcept {
+      if (thread == 0) {
+        while (!joined) std::this_thread::yield();
+        return;
+      }
+      joined = true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      done = true;
+    });
+    EXPECT_TRUE(done);
+  }
+}
+
 TEST(ThreadPool, CallersTakeTurns) {
   ThreadPool pool(2);
   std::atomic<int> active[2] = {0, 0};

@@ -57,15 +57,20 @@ QUIRE_HOST_DEVICE constexpr std::int64_t scale_offset(const KvScales& scales, st
   return strided_offset(scales.strides, block, head, token);
 }
 
+// The blocks of sequence s, in the order of its keys. REQUIRES: the tables are not ragged.
+QUIRE_HOST_DEVICE constexpr const std::int32_t* blocks_of(const BlockTables& tables,
+                                                          std::int64_t s) {
+  return tables.indices.data + (tables.kind == BlockTables::Kind::kPadded
+                                    ? s * tables.row_stride
+                                    : static_cast<std::int64_t>(tables.begins.data[s]));
+}
+
 // The slot of key j of sequence s: block * block_size + offset, or the row of a ragged source.
 QUIRE_HOST_DEVICE constexpr std::int64_t key_slot(const BlockTables& tables,
                                                   std::int64_t block_size, std::int64_t s,
                                                   std::int64_t j) {
   if (tables.kind == BlockTables::Kind::kRagged) return tables.rows.data[s] + j;
-  const std::int64_t first = tables.kind == BlockTables::Kind::kPadded
-                                 ? s * tables.row_stride
-                                 : static_cast<std::int64_t>(tables.begins.data[s]);
-  const std::int64_t block = tables.indices.data[first + j / block_size];
+  const std::int64_t block = blocks_of(tables, s)[j / block_size];
   return block * block_size + j % block_size;
 }
 

@@ -14,9 +14,6 @@ void place_run(const AttendCall& call, std::int64_t block, std::int64_t token, s
   const std::int64_t k = element_offset(cache, KvTensor::kK, block, 0, 0, 0);
   const std::int64_t v = element_offset(cache, KvTensor::kV, block, 0, 0, 0);
   for (std::int64_t i = lane; i < end; ++i) chunk.block[i] = block;
-  for (std::int64_t i = lane; i < end; ++i) {
-    chunk.token[i] = static_cast<std::int32_t>(token + (i - lane));
-  }
   if (cache.format.scales == ScaleGranularity::kPerTokenHead) {
     const std::int64_t k_scale = scale_offset(cache.k_scales, block, 0, token);
     const std::int64_t v_scale = scale_offset(cache.v_scales, block, 0, token);
@@ -36,10 +33,12 @@ void place_run(const AttendCall& call, std::int64_t block, std::int64_t token, s
     const std::int64_t in_tile = std::min(end - lane, kPairTile - token % kPairTile);
     const std::int64_t tiled = pair_tiled_k(cache.head_dim, token, 0);
     for (std::int64_t i = 0; i < in_tile; ++i) chunk.k[lane + i] = k + tiled + 2 * i;
-    for (std::int64_t i = 0; i < in_tile; ++i) {
-      chunk.v[lane + i] =
-          v + (cache.format.v_in_k ? tiled + 2 * i
-                                   : pair_tiled_v(cache.format.block_size, token + i, 0));
+    if (cache.format.v_in_k) {
+      for (std::int64_t i = 0; i < in_tile; ++i) chunk.v[lane + i] = v + tiled + 2 * i;
+    } else {
+      for (std::int64_t i = 0; i < in_tile; ++i) {
+        chunk.v[lane + i] = v + pair_tiled_v(cache.format.block_size, token + i, 0);
+      }
     }
     token += in_tile;
     lane += in_tile;
@@ -48,7 +47,6 @@ void place_run(const AttendCall& call, std::int64_t block, std::int64_t token, s
 
 void leave_out(Chunk& chunk, std::int64_t lane) noexcept {
   chunk.block[lane] = 0;
-  chunk.token[lane] = 0;
   chunk.k[lane] = kAbsent;
   chunk.v[lane] = kAbsent;
 }
@@ -70,23 +68,28 @@ void locate(const AttendCall& call, std::int64_t sequence, const KeyRange& keys,
   const std::int64_t first_old = tree ? first_old_key_seen(call.spec.mask, view) : 0;
 
   chunk.complete = chunk.whole();
+  const BlockTables& tables = call.batch.kv.blocks;
   const std::int64_t block_size = call.cache.format.block_size;
-  const bool ragged = call.batch.kv.blocks.kind == BlockTables::Kind::kRagged;
   std::int64_t lane = chunk.begin;
-  while (lane < chunk.end) {
+  if (!tree && tables.kind != BlockTables::Kind::kRagged) {
+    const std::int32_t* block = blocks_of(tables, sequence) + keys.begin / block_size;
+    std::int64_t token = keys.begin % block_size;
+    while (lane < chunk.end) {
+      const std::int64_t end = std::min(chunk.end, lane + block_size - token);
+      place_run(call, *block++, token, lane, end, chunk);
+      lane = end;
+      token = 0;
+    }
+    return;
+  }
+  for (; lane < chunk.end; ++lane) {
     if (tree && !is_seen_in_tree(call.spec.mask, view, first_old, chunk.first + lane)) {
-      leave_out(chunk, lane++);
+      leave_out(chunk, lane);
       chunk.complete = false;
       continue;
     }
-    const std::int64_t slot =
-        key_slot(call.batch.kv.blocks, block_size, sequence, chunk.first + lane);
-    const std::int64_t block = slot / block_size;
-    const std::int64_t token = slot - block * block_size;
-    const std::int64_t run = tree || ragged ? 1 : block_size - token;
-    const std::int64_t end = std::min(chunk.end, lane + run);
-    place_run(call, block, token, lane, end, chunk);
-    lane = end;
+    const std::int64_t slot = key_slot(tables, block_size, sequence, chunk.first + lane);
+    place_run(call, slot / block_size, slot % block_size, lane, lane + 1, chunk);
   }
 }
 

@@ -26,7 +26,6 @@ struct Chunk {
   std::int64_t k_scale[kMaxChunk];  // into the scales of K, where every key has its own
   std::int64_t v_scale[kMaxChunk];
   std::int64_t block[kMaxChunk];
-  std::int32_t token[kMaxChunk];  // in the block
 
   bool whole() const noexcept { return begin == 0 && end == width; }
 };

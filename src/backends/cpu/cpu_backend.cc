@@ -259,21 +259,31 @@ void merge_part(const Level& level, const AttendCall& call, const CpuPrepared& p
   }
 }
 
+RowStates head_states(const WorkItem& item, std::int64_t head, const Scratch& scratch) noexcept {
+  return scratch.states.from((head - item.kv_heads.begin) * head_row_stride(item.rows.size()));
+}
+
+// Of an item with all keys of its rows.
+void store_item(const Level& level, const AttendCall& call, const WorkItem& item,
+                const Scratch& scratch) noexcept {
+  for (std::int64_t head = item.kv_heads.begin; head < item.kv_heads.end; ++head) {
+    level.store_rows(call, item.sequence, head, item.rows, head_states(item, head, scratch));
+  }
+}
+
 // What follows the keys of an item: its rows are done, or wait for the other splits.
 void finish_item(const Level& level, const AttendCall& call, const CpuPrepared& prepared,
                  const WorkItem& item, const Scratch& scratch) noexcept {
-  const std::int64_t num_rows = item.rows.size();
-  for (std::int64_t head = item.kv_heads.begin; head < item.kv_heads.end; ++head) {
-    const RowStates states =
-        scratch.states.from((head - item.kv_heads.begin) * head_row_stride(num_rows));
-    if (item.num_splits == 1) {
-      level.store_rows(call, item.sequence, head, item.rows, states);
-    } else {
-      const std::int64_t row = item.partials.at(item.split, head, item.rows.begin);
-      std::copy_n(states.data, num_rows * states.stride, prepared.partials.o(row));
-    }
+  if (item.num_splits == 1) {
+    store_item(level, call, item, scratch);
+    return;
   }
-  if (item.num_splits > 1) prepared.done[item.merge].fetch_add(1, std::memory_order_acq_rel);
+  for (std::int64_t head = item.kv_heads.begin; head < item.kv_heads.end; ++head) {
+    const RowStates states = head_states(item, head, scratch);
+    const std::int64_t row = item.partials.at(item.split, head, item.rows.begin);
+    std::copy_n(states.data, item.rows.size() * states.stride, prepared.partials.o(row));
+  }
+  prepared.done[item.merge].fetch_add(1, std::memory_order_acq_rel);
 }
 
 // A part alone.
@@ -301,6 +311,30 @@ AttendCall make_attend_call(const PreparedBatch& prepared, const AttentionParams
           .output = output,
           .batch = prepared.batch()};
 }
+
+// A step of one sequence whose heads are shared out. What threads read of it lies side by side, so
+// that they fetch it at once: each line comes from the caller's core. Each stores the new K and V
+// of the heads that it reads.
+struct alignas(64) ShortStep {
+  const Level& level;
+  AttendCall call;
+  AppendCall append;  // no slots: nothing to store
+  WorkItem item;      // all of the sequence
+  std::int64_t num_parts;
+  float* scratch_memory;  // [num_threads, scratch_floats]
+
+  void operator()(int thread) const noexcept {
+    fetch_lines(*this);
+    const WorkItem part = part_of_item(item, thread, num_parts);
+    const Scratch scratch =
+        scratch_at(scratch_memory + thread * scratch_floats(call.spec), call.spec);
+    if (append.slots.size > 0) {
+      level.append_rows(append, {.rows = {0, append.slots.size}, .heads = part.kv_heads});
+    }
+    level.attend_item(call, part, nullptr, scratch);
+    store_item(level, call, part, scratch);
+  }
+};
 
 // What one thread does: takes parts of items until none is left, then merges. While there are
 // plenty, it takes the next before it begins one, to fetch its first keys meanwhile; the last ones
@@ -400,6 +434,10 @@ class CpuBackend final : public HostBackend {
                  const KvSource& source, const AttentionOutput& output, Stream) override {
     const CpuPrepared& mine = self(prepared);
     const AttendCall call = make_attend_call(prepared, params, q, source, output);
+    if (is_short_step(mine)) {
+      run_short_step(mine, call, {});
+      return;
+    }
     for (std::int64_t i = 0; i < mine.num_merges(); ++i) new (&mine.done[i]) std::atomic<int>(0);
     alignas(64) std::atomic<std::int64_t> next_part{0};
     const std::int64_t num_workers = std::min(mine.order.num_threads, mine.order.num_parts);
@@ -410,26 +448,16 @@ class CpuBackend final : public HostBackend {
     });
   }
 
-  // A sequence alone whose heads are shared out: each thread stores those that it reads.
   void do_append_and_attend(const PreparedBatch& prepared, const AttentionParams& params,
                             const TensorView& q, const KvSource& source,
                             const AttentionOutput& output, Stream stream) override {
     const CpuPrepared& mine = self(prepared);
-    const std::int64_t num_items = mine.plan.offsets[mine.plan.num_sequences].items;
-    if (num_items != 1 || !mine.order.one_each()) {
+    if (!is_short_step(mine)) {
       HostBackend::do_append_and_attend(prepared, params, q, source, output, stream);
       return;
     }
-    const AttendCall call = make_attend_call(prepared, params, q, source, output);
-    const AppendCall append =
-        make_append_call(source.new_kv, source.cache, prepared.batch().kv.slots);
-    pool_.run_shares(static_cast<int>(mine.order.num_parts), [&](int thread) noexcept {
-      fetch_lines(call);
-      fetch_lines(mine);
-      const WorkItem part = item_part_at(mine.plan_spec, mine.plan, mine.order, thread);
-      level_.append_rows(append, {.rows = {0, append.slots.size}, .heads = part.kv_heads});
-      attend_part(level_, call, mine, part, mine.scratch(thread));
-    });
+    run_short_step(mine, make_attend_call(prepared, params, q, source, output),
+                   make_append_call(source.new_kv, source.cache, prepared.batch().kv.slots));
   }
 
   void do_merge(std::span<const Partial> partials, ArrayView<float> sinks,
@@ -443,6 +471,21 @@ class CpuBackend final : public HostBackend {
   }
 
  private:
+  static bool is_short_step(const CpuPrepared& prepared) noexcept {
+    return prepared.order.one_each() &&
+           prepared.plan.offsets[prepared.plan.num_sequences].items == 1;
+  }
+  void run_short_step(const CpuPrepared& prepared, const AttendCall& call,
+                      const AppendCall& append) {
+    pool_.run_shares(static_cast<int>(prepared.order.num_parts),
+                     ShortStep{.level = level_,
+                               .call = call,
+                               .append = append,
+                               .item = item_at(prepared.plan_spec, prepared.plan, 0),
+                               .num_parts = prepared.order.num_parts,
+                               .scratch_memory = prepared.scratch_memory});
+  }
+
   const Level& level_;
   ThreadPool pool_;
 };

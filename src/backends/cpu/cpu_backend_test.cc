@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "backends/reference/reference.h"
+#include "base/number_formats.h"
 #include "conformance/arrangement.h"
 #include "conformance/case_builder.h"
 #include "conformance/compare.h"
@@ -129,6 +130,40 @@ TEST(CpuBackend, AnyFiniteScale) {
         ASSERT_NEAR(got.out[i], want.out[i], 0.03) << level << ", scale " << scale << ", " << i;
       }
       EXPECT_GT(num_compared, want.out.size() / 2);
+    }
+  }
+}
+
+// One key: its values come out as they are stored, whatever a level makes of them on the way.
+TEST(CpuBackend, EveryCodeOfEightBits) {
+  for (const auto cache :
+       {conformance::CacheStyle::kPreferred, conformance::CacheStyle::kSeparate}) {
+    for (const DType dtype : {DType::kI8, DType::kF8E4M3, DType::kF8E5M2}) {
+      std::vector<Case> cases;
+      CaseBuilder("codes", conformance::Suite::kSmoke, {{1, 1}})
+          .heads(4, 1)
+          .dims(64, 256)
+          .kv(dtype, ScaleGranularity::kPerTensor)
+          .cache(cache)
+          .add_to(cases);
+      Problem problem = conformance::make_problem(cases.front());
+      std::vector<float> values;
+      for (int code = 0; code < 256; ++code) {
+        const auto byte = static_cast<std::uint8_t>(code);
+        const float value = load_float(dtype, &byte, 0);
+        values.push_back(std::isfinite(value) ? value : 0.0F);
+      }
+      const auto first = problem.v.stored.begin() + problem.slot(0, 0) * std::ssize(values);
+      std::copy(values.begin(), values.end(), first);
+      std::fill(problem.v.scales.begin(), problem.v.scales.end(), 1.0F);
+      for (const std::string& level : cpu_isa_levels()) {
+        const OutputData got =
+            run(*make_level(level, 1), problem, conformance::options_of(problem));
+        for (std::size_t i = 0; i < 4 * values.size(); ++i) {
+          ASSERT_EQ(got.out[i], values[i % values.size()])
+              << level << ", " << dtype_name(dtype) << ", code " << i % values.size();
+        }
+      }
     }
   }
 }

@@ -123,6 +123,12 @@ void order_work(const PlanSpec& spec, const BatchPlan& plan, int num_threads,
   order.num_merges = sum.merges;
 }
 
+WorkItem part_of_item(const WorkItem& item, std::int64_t part, std::int64_t count) noexcept {
+  WorkItem result = item;
+  result.kv_heads = part_of(item.kv_heads, part, count);
+  return result;
+}
+
 WorkItem item_part_at(const PlanSpec& spec, const BatchPlan& plan, const WorkOrder& order,
                       std::int64_t index) noexcept {
   const std::int64_t place = find_place(order, &WorkOffsets::parts, index);
@@ -130,9 +136,7 @@ WorkItem item_part_at(const PlanSpec& spec, const BatchPlan& plan, const WorkOrd
   const std::int64_t cut = cut_of(order, plan.sequences[s]);
   const std::int64_t part = index - order.offsets[place].parts;
   if (cut == 1) return item_of_sequence(spec, plan, s, part);
-  WorkItem item = item_of_sequence(spec, plan, s, part / cut);
-  item.kv_heads = part_of(item.kv_heads, part % cut, cut);
-  return item;
+  return part_of_item(item_of_sequence(spec, plan, s, part / cut), part % cut, cut);
 }
 
 MergePart merge_part_at(const PlanSpec& spec, const BatchPlan& plan, const WorkOrder& order,

@@ -46,7 +46,10 @@ WorkOrder view_order(void* memory, std::int64_t max_sequences);
 void order_work(const PlanSpec& spec, const BatchPlan& plan, int num_threads,
                 WorkOrder& order) noexcept;
 
-// An item with some of its kv heads, or none. REQUIRES: 0 <= index < num_parts.
+// Part `part` of `count` of an item: some of its kv heads, or none.
+WorkItem part_of_item(const WorkItem& item, std::int64_t part, std::int64_t count) noexcept;
+
+// A part of an item. REQUIRES: 0 <= index < num_parts.
 WorkItem item_part_at(const PlanSpec& spec, const BatchPlan& plan, const WorkOrder& order,
                       std::int64_t index) noexcept;
 
