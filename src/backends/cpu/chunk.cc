@@ -139,7 +139,12 @@ void PrefetchWalk::add_tokens(const KvCacheView& cache, KvTensor tensor, std::in
   const std::int64_t element_bytes = dtype_bytes(cache.format.dtype);
   const char* data = static_cast<const char*>(is_k ? cache.k : cache.v) +
                      (offset + kv_heads.begin * strides.head) * element_bytes;
-  if (is_k || cache.format.layout == KvLayoutId::kPlain) {
+  if (cache.format.layout == KvLayoutId::kPlain && strides.token != dims) {
+    for (std::int64_t i = 0; i < tokens; ++i) {
+      add(data + i * strides.token * element_bytes, kv_heads.size(), strides.head * element_bytes,
+          dims * element_bytes);
+    }
+  } else if (is_k || cache.format.layout == KvLayoutId::kPlain) {
     add(data, kv_heads.size(), strides.head * element_bytes, tokens * dims * element_bytes);
   } else {  // the tokens of one tile of dims after those of the other
     const std::int64_t tile = cache.format.block_size * kPairTile * element_bytes;
@@ -173,15 +178,12 @@ void PrefetchWalk::add_rows(const AttendCall& call, const TensorView& tensor, st
 void PrefetchWalk::add_chunk(const AttendCall& call, const Chunk& chunk,
                              const IndexRange& kv_heads) noexcept {
   const KvCacheView& cache = call.cache;
-  const bool plain = cache.format.layout == KvLayoutId::kPlain;
   std::int64_t end = 0;
   for (std::int64_t lane = chunk.begin; lane < chunk.end; lane = end) {
     end = lane + 1;
     if (chunk.k[lane] == kAbsent) continue;
-    // A run of tokens that one head holds side by side.
-    while (end < chunk.end && chunk.k[end] != kAbsent && chunk.block[end] == chunk.block[lane] &&
-           (!plain || (chunk.k[end] == chunk.k[end - 1] + cache.head_dim &&
-                       chunk.v[end] == chunk.v[end - 1] + cache.value_dim))) {
+    // Tokens of one block follow each other: all of its K, then all of its V.
+    while (end < chunk.end && chunk.k[end] != kAbsent && chunk.block[end] == chunk.block[lane]) {
       ++end;
     }
     add_tokens(cache, KvTensor::kK, chunk.k[lane], end - lane, kv_heads);

@@ -234,17 +234,14 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
       multiply(values, vectors);
       return true;
     }
-    if constexpr (Ops::kPlainInPlace) {
-      if (!block.all_visible || dims % kLanes != 0 ||
-          item_.rows.size() > Ops::template in_place_rows<T>()) {
-        return false;
-      }
-      const T* rows[kMaxChunk];
-      find_rows(v_, chunk.v, chunk.width, rows);
-      multiply(PlainValues<Ops, T>{rows, chunk.width / 2}, vectors);
-      return true;
+    if (!block.all_visible || dims % Ops::kPlainDimStep != 0 ||
+        item_.rows.size() > Ops::template plain_value_rows<T>()) {
+      return false;
     }
-    return false;
+    const T* rows[kMaxChunk];
+    find_rows(v_, chunk.v, chunk.width, rows);
+    multiply(PlainValues<Ops, T>{rows, chunk.width / 2}, vectors);
+    return true;
   }
 
   const Scratch& scratch_;

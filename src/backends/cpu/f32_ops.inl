@@ -73,7 +73,11 @@ struct F32 {
   // Rows that take products with plain rows of K as they lie; more transpose K first.
   static constexpr std::int64_t kPlainRows = 8;
   static constexpr std::int64_t kPlainDimStep = kLanes;
-  static constexpr bool kPlainInPlace = true;     // plain rows of V
+  // Rows that take plain rows of V as they lie.
+  template <class T>
+  static constexpr std::int64_t plain_value_rows() noexcept {
+    return in_place_rows<T>();
+  }
   static constexpr bool kPipelined = false;       // scores of a block while another is softened
   static constexpr bool kWeightsInPairs = false;  // two vectors of weights are stored at once
 

@@ -193,6 +193,7 @@ struct Bf16Base {
   using Panel = BFloat16;
   static constexpr int kExp2Degree = 3;
   static constexpr std::int64_t kPlainRows = 0;
+  static constexpr std::int64_t kPlainDimStep = kLanes;
 
   static constexpr std::int64_t panel_pairs(std::int64_t dims) noexcept {
     return padded_dims(dims) / 2;

@@ -22,7 +22,6 @@ struct AmxDot : Bf16Base {
   static constexpr std::int64_t kRowBlock = 32;  // two row tiles: S of a block stays in L1
   static constexpr std::int64_t kWideChunk = kMaxChunk;
   static constexpr std::int64_t kDimStep = 32;
-  static constexpr bool kPlainInPlace = false;
   static constexpr bool kPipelined = true;  // tiles and vectors are units apart
   static constexpr bool kWeightsInPairs = true;
   static constexpr std::int64_t kPlainRows = 16;
@@ -32,6 +31,11 @@ struct AmxDot : Bf16Base {
   template <class T>
   static constexpr std::int64_t in_place_rows() noexcept {
     return std::is_same_v<T, BFloat16> ? kRowTile : kRowBlock;
+  }
+  // More rows would interleave the rows of V again and again.
+  template <class T>
+  static constexpr std::int64_t plain_value_rows() noexcept {
+    return kPlainRows;
   }
   // What many rows read: see in_place_rows.
   template <class B>
@@ -88,6 +92,31 @@ struct AmxDot : Bf16Base {
     }
     return {buffer, 64};
   }
+  // The tiles of two columns: K and V in tiles one after the other, plain rows of V together. The
+  // latter fetch as much ahead as they read, row by row.
+  template <class B>
+  QUIRE_INLINE static void place_two(const B& b, std::int64_t column, std::int64_t step,
+                                     BFloat16 (&buffers)[2][512], TilePlace (&tiles)[2],
+                                     PrefetchWalk& /*ahead*/) noexcept {
+    tiles[0] = place(b, column, step, buffers[0]);
+    tiles[1] = place(b, column + 1, step, buffers[1]);
+  }
+  template <class T>
+  QUIRE_INLINE static void place_two(const PlainValues<AmxDot, T>& b, std::int64_t column,
+                                     std::int64_t step, BFloat16 (&buffers)[2][512],
+                                     TilePlace (&tiles)[2], PrefetchWalk& ahead) noexcept {
+    const T* const* rows = b.rows + 32 * step;
+    QUIRE_UNROLL
+    for (int i = 0; i < 16; ++i) {
+      const Bf16x64 x = interleave(load_bf16x32(rows[2 * i] + 16 * column),
+                                   load_bf16x32(rows[2 * i + 1] + 16 * column));
+      _mm512_store_si512(buffers[0] + 32 * i, x.low);
+      _mm512_store_si512(buffers[1] + 32 * i, x.high);
+      ahead.template steps<static_cast<int>(2 * sizeof(T) / sizeof(BFloat16))>();
+    }
+    tiles[0] = {buffers[0], 64};
+    tiles[1] = {buffers[1], 64};
+  }
   template <class T>
   QUIRE_INLINE static void convert(const T* p, BFloat16* out) noexcept {
     const Bf16x64 x = load_bf16x64(p);
@@ -95,8 +124,23 @@ struct AmxDot : Bf16Base {
     _mm512_store_si512(out + 32, x.high);
   }
 
-  // Lines of memory behind one B tile; those behind a panel were seen to when it was made.
+  // Plain rows of V: two columns at a time, always.
+  template <class B>
+  static constexpr bool is_plain(const B*) noexcept {
+    return false;
+  }
+  template <class T>
+  static constexpr bool is_plain(const PlainValues<AmxDot, T>*) noexcept {
+    return true;
+  }
+
+  // Lines of memory behind one B tile; those behind a panel were seen to when it was made, those of
+  // plain rows are when they are placed.
   static constexpr int tile_lines(const PanelSource<AmxDot>*) noexcept { return 0; }
+  template <class T>
+  static constexpr int tile_lines(const PlainValues<AmxDot, T>*) noexcept {
+    return 0;
+  }
   template <template <class, class> class Source, class T>
   static constexpr int tile_lines(const Source<AmxDot, T>*) noexcept {
     return static_cast<int>(16 * sizeof(T) / sizeof(BFloat16));
@@ -110,6 +154,10 @@ struct AmxDot : Bf16Base {
   template <class T>
   static std::int64_t num_steps(const TiledValues<AmxDot, T>& b) noexcept {
     return b.num_segments / 2;
+  }
+  template <class T>
+  static std::int64_t num_steps(const PlainValues<AmxDot, T>& b) noexcept {
+    return b.pairs / 16;
   }
 
   // Work beside the products: none.
@@ -158,13 +206,17 @@ struct AmxDot : Bf16Base {
     begin_sums<false, kTwoColumns>(c + column * 16, c_stride, from_zero);
     const std::int64_t steps = num_steps(b);
     for (std::int64_t step = 0; step < steps; ++step, a += 32) {
-      const TilePlace b0 = place(b, column, step, buffers[0]);
+      TilePlace tiles[2];
+      if constexpr (kTwoColumns) {
+        place_two(b, column, step, buffers, tiles, ahead);
+      } else {
+        tiles[0] = place(b, column, step, buffers[0]);
+      }
       QUIRE_TILE_LOAD(2, a, a_stride * 2);
-      QUIRE_TILE_STREAM(6, b0.data, b0.stride_bytes);
+      QUIRE_TILE_STREAM(6, tiles[0].data, tiles[0].stride_bytes);
       QUIRE_TILE_DOT(0, 2, 6);
       if constexpr (kTwoColumns) {
-        const TilePlace b1 = place(b, column + 1, step, buffers[1]);
-        QUIRE_TILE_STREAM(7, b1.data, b1.stride_bytes);
+        QUIRE_TILE_STREAM(7, tiles[1].data, tiles[1].stride_bytes);
         QUIRE_TILE_DOT(1, 2, 7);
       }
       if constexpr (kFetch > 0) ahead.template steps<kFetch>();
@@ -261,7 +313,9 @@ struct AmxDot : Bf16Base {
     for (; column + 2 <= num_vectors; column += 2) {
       multiply_columns_at.template operator()<true>(column);
     }
-    if (column < num_vectors) multiply_columns_at.template operator()<false>(column);
+    if constexpr (!is_plain(static_cast<const B*>(nullptr))) {
+      if (column < num_vectors) multiply_columns_at.template operator()<false>(column);
+    }
   }
 
   // C tile 0 or 1 += A tile kA times B tile 6 or 7.
@@ -300,8 +354,8 @@ struct AmxDot : Bf16Base {
       QUIRE_TILE_LOAD(4, a + kLowWeights, a_stride * 2);
       QUIRE_TILE_LOAD(5, a + kLowWeights + 32, a_stride * 2);
     }
-    TilePlace left = place(b, 0, 0, buffers[0][0]);
-    TilePlace right = place(b, 1, 0, buffers[0][1]);
+    TilePlace next[2];
+    place_two(b, 0, 0, buffers[0], next, ahead);
     int parity = 0;
     std::int64_t column = 0;
     for (; column + 2 <= num_vectors; column += 2) {
@@ -319,14 +373,23 @@ struct AmxDot : Bf16Base {
         const bool more = !kLast || column + 4 <= num_vectors;
         const std::int64_t next_column = kLast ? column + 2 : column;
         constexpr int kNextStep = kLast ? 0 : kStep + 1;
-        const TilePlace now[2] = {left, right};
+        const TilePlace now[2] = {next[0], next[1]};
         parity = 1 - parity;
-        if (more) left = place(b, next_column, kNextStep, buffers[parity][0]);
+        constexpr bool kTogether = is_plain(static_cast<const B*>(nullptr));
+        if (more) {
+          if constexpr (kTogether) {
+            place_two(b, next_column, kNextStep, buffers[parity], next, ahead);
+          } else {
+            next[0] = place(b, next_column, kNextStep, buffers[parity][0]);
+          }
+        }
         QUIRE_TILE_STREAM(6, now[0].data, now[0].stride_bytes);
         dot_left<2 + kStep>();
         dot_left<kLow2 + kStep>();
         if constexpr (kLines > 0) ahead.template steps<kLines>();
-        if (more) right = place(b, next_column + 1, kNextStep, buffers[parity][1]);
+        if constexpr (!kTogether) {
+          if (more) next[1] = place(b, next_column + 1, kNextStep, buffers[parity][1]);
+        }
         QUIRE_TILE_STREAM(7, now[1].data, now[1].stride_bytes);
         dot_right<2 + kStep>();
         dot_right<kLow2 + kStep>();
@@ -402,9 +465,43 @@ struct AmxDot : Bf16Base {
       }
     }
   }
+  // In every 128-bit lane: element i of vector j becomes element j of vector i.
+  QUIRE_INLINE static void transpose_lanes(Vec (&x)[4]) noexcept {
+    const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(x[0], x[1]));
+    const __m512d high01 = _mm512_castps_pd(_mm512_unpackhi_ps(x[0], x[1]));
+    const __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(x[2], x[3]));
+    const __m512d high23 = _mm512_castps_pd(_mm512_unpackhi_ps(x[2], x[3]));
+    x[0] = _mm512_castpd_ps(_mm512_unpacklo_pd(low01, low23));
+    x[1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low01, low23));
+    x[2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high01, high23));
+    x[3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high01, high23));
+  }
+  // What follows for up to this many rows takes a third of the instructions.
+  static constexpr std::int64_t kLaneRows = 4;
+
   // 32 dims of up to 16 rows as a B tile.
   static void transpose_rows(const BFloat16* rows, std::int64_t stride, std::int64_t num_rows,
                              BFloat16* tile) noexcept {
+    if (num_rows <= kLaneRows) {
+      Vec x[4];
+      QUIRE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        x[i] = i < num_rows ? _mm512_castsi512_ps(_mm512_loadu_si512(rows + i * stride)) : zero();
+      }
+      transpose_lanes(x);
+      const auto store_lane = [&]<int kLane>() QUIRE_INLINE_LAMBDA {
+        QUIRE_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          store_bf16(tile + 32 * (4 * kLane + i), _mm512_zextsi128_si512(_mm512_extracti32x4_epi32(
+                                                      _mm512_castps_si512(x[i]), kLane)));
+        }
+      };
+      store_lane.template operator()<0>();
+      store_lane.template operator()<1>();
+      store_lane.template operator()<2>();
+      store_lane.template operator()<3>();
+      return;
+    }
     Vec block[16];
     for (int i = 0; i < 16; ++i) {
       block[i] = i < num_rows ? _mm512_castsi512_ps(_mm512_loadu_si512(rows + i * stride)) : zero();
@@ -415,6 +512,25 @@ struct AmxDot : Bf16Base {
   // Column r of a C tile becomes (or is added to) row r of S.
   static void add_transposed(const float* c, std::int64_t num_rows, bool adds, float* s,
                              std::int64_t s_stride) noexcept {
+    const auto put_row = [&](std::int64_t r, Vec x) QUIRE_INLINE_LAMBDA {
+      store(s + r * s_stride, adds ? add(load(s + r * s_stride), x) : x);
+    };
+    if (num_rows <= kLaneRows) {
+      Vec x[4];  // lane l of x[i] is row 4 l + i of C
+      QUIRE_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        x[i] = _mm512_castps128_ps512(_mm_load_ps(c + 16 * i));
+        x[i] = _mm512_mask_broadcast_f32x4(x[i], 0x00f0, _mm_load_ps(c + 16 * (4 + i)));
+        x[i] = _mm512_mask_broadcast_f32x4(x[i], 0x0f00, _mm_load_ps(c + 16 * (8 + i)));
+        x[i] = _mm512_mask_broadcast_f32x4(x[i], 0xf000, _mm_load_ps(c + 16 * (12 + i)));
+      }
+      transpose_lanes(x);
+      QUIRE_UNROLL
+      for (int r = 0; r < 4; ++r) {
+        if (r < num_rows) put_row(r, x[r]);
+      }
+      return;
+    }
     Vec block[16];
     QUIRE_UNROLL
     for (int i = 0; i < 16; ++i) block[i] = load(c + 16 * i);
@@ -422,10 +538,7 @@ struct AmxDot : Bf16Base {
     alignas(64) float columns[16][16];
     QUIRE_UNROLL
     for (int i = 0; i < 16; ++i) store(columns[i], block[i]);
-    for (std::int64_t r = 0; r < num_rows; ++r) {
-      const Vec x = load(columns[r]);
-      store(s + r * s_stride, adds ? add(load(s + r * s_stride), x) : x);
-    }
+    for (std::int64_t r = 0; r < num_rows; ++r) put_row(r, load(columns[r]));
   }
 
   // C (+)= A B; with `low` also what lies kLowWeights after A. REQUIRES: rows <= kRowBlock.
@@ -439,28 +552,31 @@ struct AmxDot : Bf16Base {
       multiply_rows<kRowTiles, kLow, kLines>(a, a_stride, b, first, num_vectors, c, c_stride,
                                              from_zero, ahead, nothing);
     };
-    if (rows > 16) {
-      low ? multiply_all.template operator()<2, true>(0)
-          : multiply_all.template operator()<2, false>(0);
-      return;
+    if constexpr (!is_plain(static_cast<const B*>(nullptr))) {
+      if (rows > 16) {
+        low ? multiply_all.template operator()<2, true>(0)
+            : multiply_all.template operator()<2, false>(0);
+        return;
+      }
     }
     const auto multiply_most = [&]<int kSteps, bool kLow>() {
       return multiply_few<kSteps, kLow, kLines>(a, a_stride, b, num_vectors, c, c_stride, from_zero,
                                                 ahead);
     };
     const std::int64_t steps = num_steps(b);
-    // Panels may be those of plain rows, which leave two tiles for A.
-    constexpr bool kPanel = std::is_same_v<B, PanelSource<AmxDot>>;
+    // Plain rows, whose panels these may be, leave two tiles for A.
+    constexpr bool kTwoTiles =
+        std::is_same_v<B, PanelSource<AmxDot>> || is_plain(static_cast<const B*>(nullptr));
     if (low) {
       std::int64_t done = 0;
-      if constexpr (!kPanel) {
+      if constexpr (!kTwoTiles) {
         if (steps == 2) done = multiply_most.template operator()<2, true>();
       }
       multiply_all.template operator()<1, true>(done);
     } else {
       std::int64_t done = 0;
       if (steps == 2) done = multiply_most.template operator()<2, false>();
-      if constexpr (!kPanel) {
+      if constexpr (!kTwoTiles) {
         if (steps == 4) done = multiply_most.template operator()<4, false>();
       }
       multiply_all.template operator()<1, false>(done);

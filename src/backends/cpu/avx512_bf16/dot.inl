@@ -9,11 +9,14 @@ struct Bf16Dot : Bf16Base {
   static constexpr std::int64_t kRowBlock = 96;
   static constexpr std::int64_t kWideChunk = kChunk;
   static constexpr std::int64_t kDimStep = 2;
-  static constexpr bool kPlainInPlace = true;
   // bf16 needs no conversion.
   template <class T>
   static constexpr std::int64_t in_place_rows() noexcept {
     return std::is_same_v<T, BFloat16> ? kRowTile : 12;
+  }
+  template <class T>
+  static constexpr std::int64_t plain_value_rows() noexcept {
+    return in_place_rows<T>();
   }
   template <class T>
   static bool reads_in_place(const T* const* /*units*/, std::int64_t /*num_rows*/) noexcept {
