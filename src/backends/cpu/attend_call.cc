@@ -50,4 +50,14 @@ Scratch scratch_at(float* memory, const AttentionSpec& spec) {
                      .stride = row_state_stride(spec.value_dim)}};
 }
 
+Scratch scratch_of_item(const Scratch& scratch, const AttentionSpec& spec, const WorkItem& item,
+                        std::int64_t i) noexcept {
+  const std::int64_t rows = i * item_state_rows(item.kv_heads.size(), item.rows.size());
+  Scratch own = scratch;
+  own.q += rows * padded_dims(spec.head_dim);
+  own.sums += rows * kMaxLanes;
+  own.states = scratch.states.from(rows);
+  return own;
+}
+
 }  // namespace quire::cpu

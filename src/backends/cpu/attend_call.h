@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "attention/mask.h"
 #include "plan/plan.h"
@@ -33,8 +34,9 @@ constexpr std::int64_t head_row_stride(std::int64_t num_rows) {
   constexpr std::int64_t kTileRows = 16;
   return num_rows <= kTileRows ? num_rows : (num_rows + kTileRows - 1) / kTileRows * kTileRows;
 }
-// Of all heads of an item, at most: five heads of 17 rows take the most.
-inline constexpr std::int64_t kMaxStateRows = 192;
+// Of all heads of an item, at most: five heads of 17 rows take the most. Eight sequences of eight
+// heads of four rows go together.
+inline constexpr std::int64_t kMaxStateRows = 256;
 static_assert(kItemRows / 17 * 32 <= kMaxStateRows && kRowTile <= kMaxStateRows);
 
 struct AttendCall {
@@ -87,10 +89,25 @@ struct Scratch {
 std::int64_t scratch_floats(const AttentionSpec& spec);
 Scratch scratch_at(float* memory, const AttentionSpec& spec);
 
+// Sequences whose items may go together, at most, and the rows of one head that each may have:
+// more wait for arithmetic, not for keys.
+inline constexpr int kMaxGroup = 8;
+inline constexpr std::int64_t kMaxGroupRows = 16;
+
+// The rows of states that an item takes.
+constexpr std::int64_t item_state_rows(std::int64_t num_heads, std::int64_t num_rows) {
+  return num_heads * head_row_stride(num_rows);
+}
+// What belongs to item i of several that go together: rows of its own, all else in common.
+Scratch scratch_of_item(const Scratch& scratch, const AttentionSpec& spec, const WorkItem& item,
+                        std::int64_t i) noexcept;
+
 // What a level provides: unnormalised attention of one item into scratch.states, kv head by kv
-// head. `next`, if any, is what this thread will work on then: its first keys are fetched ahead.
-using AttendItem = void(const AttendCall& call, const WorkItem& item, const WorkItem* next,
-                        const Scratch& scratch) noexcept;
+// head; or of several of different sequences over the same blocks, alike but for that, each as if
+// it were alone. `next`, if any, is what this thread will work on then: its first keys are fetched
+// ahead.
+using AttendItems = void(const AttendCall& call, std::span<const WorkItem> items,
+                         const WorkItem* next, const Scratch& scratch) noexcept;
 
 // Writes out (and lse) of the rows of one kv head.
 using StoreRows = void(const AttendCall& call, std::int64_t sequence, std::int64_t kv_head,
@@ -101,28 +118,28 @@ using MergeStates = void(const RowStates& part, std::int64_t num_rows,
                          const RowStates& total) noexcept;
 
 namespace scalar {
-AttendItem attend_item;
+AttendItems attend_items;
 StoreRows store_rows;
 MergeStates merge_states;
 }  // namespace scalar
 #if defined(__x86_64__)
 namespace avx2 {
-AttendItem attend_item;
+AttendItems attend_items;
 StoreRows store_rows;
 MergeStates merge_states;
 }  // namespace avx2
 namespace avx512 {
-AttendItem attend_item;
+AttendItems attend_items;
 StoreRows store_rows;
 MergeStates merge_states;
 }  // namespace avx512
 namespace avx512_bf16 {
-AttendItem attend_item;
+AttendItems attend_items;
 }
 namespace amx {
 // Asks the system for the tile registers, which a process does not have by default.
 bool request_tiles() noexcept;
-AttendItem attend_item;
+AttendItems attend_items;
 }  // namespace amx
 #endif
 

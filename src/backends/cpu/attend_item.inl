@@ -148,3 +148,68 @@ void attend_item_of(const AttendCall& call, const WorkItem& item, const WorkItem
     end_rows(call, head_rows<Ops>(call, item, scratch, h));
   }
 }
+
+// One of several items that go together.
+template <class Ops, class T>
+struct GroupMember {
+  GroupMember(const AttendCall& call, const WorkItem& item_, const Scratch& scratch_,
+              PrefetchWalk& ahead) noexcept
+      : item(item_),
+        scratch(scratch_),
+        sequence(sequence_view(call.batch, item.sequence)),
+        ranges(call, sequence, item.rows),
+        step(call, item, sequence, scratch, ahead) {}
+  GroupMember(const GroupMember&) = delete;
+  GroupMember& operator=(const GroupMember&) = delete;
+
+  const WorkItem& item;
+  const Scratch scratch;
+  const SequenceView sequence;
+  const RowRanges<Ops> ranges;
+  ChunkOfHead<Ops, T> step;
+};
+
+// Items of several sequences over the same blocks: a chunk of a head is read for all of them while
+// it lies in a near cache. To each the same is done as if it were alone.
+template <class Ops, class T>
+inline void attend_group(const AttendCall& call, std::span<const WorkItem> items,
+                         const WorkItem* next, const Scratch& scratch) noexcept {
+  PrefetchWalk ahead;
+  std::optional<GroupMember<Ops, T>> members[kMaxGroup];
+  const IndexRange& heads = items[0].kv_heads;
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const GroupMember<Ops, T>& member = members[i].emplace(
+        call, items[i], scratch_of_item(scratch, call.spec, items[i], static_cast<std::int64_t>(i)),
+        ahead);
+    for (std::int64_t h = heads.begin; h < heads.end; ++h) {
+      const HeadRows<Ops> head = head_rows<Ops>(call, items[i], member.scratch, h);
+      begin_rows(call, items[i], head);
+      clear_rows(head.states, items[i].rows.size());
+    }
+  }
+  Chunk chunks[2];
+  for_chunks<Ops, 1>(call, items[0], next, ahead, chunks, [&](const Chunk& chunk) {
+    for (std::int64_t h = heads.begin; h < heads.end; ++h) {
+      for (std::size_t i = 0; i < items.size(); ++i) {
+        GroupMember<Ops, T>& member = *members[i];
+        member.step.begin(chunk, h);
+        member.step.attend(head_rows<Ops>(call, items[i], member.scratch, h), member.ranges);
+      }
+    }
+  });
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    for (std::int64_t h = heads.begin; h < heads.end; ++h) {
+      end_rows(call, head_rows<Ops>(call, items[i], members[i]->scratch, h));
+    }
+  }
+}
+
+template <class Ops, class T>
+void attend_items_of(const AttendCall& call, std::span<const WorkItem> items, const WorkItem* next,
+                     const Scratch& scratch) noexcept {
+  if (items.size() == 1) {
+    attend_item_of<Ops, T>(call, items[0], next, scratch);
+  } else {
+    attend_group<Ops, T>(call, items, next, scratch);
+  }
+}

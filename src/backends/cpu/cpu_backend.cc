@@ -28,7 +28,7 @@ namespace {
 
 struct Level {
   const char* name;
-  AttendItem* attend_item;
+  AttendItems* attend_items;
   AppendRows* append_rows;
   StoreRows* store_rows;
   MergeStates* merge_states;
@@ -57,7 +57,7 @@ bool always(const CpuFeatures& /*cpu*/) {
 constexpr Level kLevels[] = {
 #if defined(__x86_64__)
     {.name = "amx",
-     .attend_item = amx::attend_item,
+     .attend_items = amx::attend_items,
      .append_rows = avx512::append_rows,
      .store_rows = avx512::store_rows,
      .merge_states = avx512::merge_states,
@@ -74,7 +74,7 @@ constexpr Level kLevels[] = {
      .preferred = always},
     // Intel's cores multiply pairs at half of the rate of two f32 products, AMD's at twice.
     {.name = "avx512_bf16",
-     .attend_item = avx512_bf16::attend_item,
+     .attend_items = avx512_bf16::attend_items,
      .append_rows = avx512::append_rows,
      .store_rows = avx512::store_rows,
      .merge_states = avx512::merge_states,
@@ -86,7 +86,7 @@ constexpr Level kLevels[] = {
          },
      .preferred = [](const CpuFeatures& cpu) { return cpu.vendor != "GenuineIntel"; }},
     {.name = "avx512",
-     .attend_item = avx512::attend_item,
+     .attend_items = avx512::attend_items,
      .append_rows = avx512::append_rows,
      .store_rows = avx512::store_rows,
      .merge_states = avx512::merge_states,
@@ -96,7 +96,7 @@ constexpr Level kLevels[] = {
          },
      .preferred = always},
     {.name = "avx2",
-     .attend_item = avx2::attend_item,
+     .attend_items = avx2::attend_items,
      .append_rows = avx2::append_rows,
      .store_rows = avx2::store_rows,
      .merge_states = avx2::merge_states,
@@ -107,7 +107,7 @@ constexpr Level kLevels[] = {
      .preferred = always},
 #endif
     {.name = "scalar",
-     .attend_item = scalar::attend_item,
+     .attend_items = scalar::attend_items,
      .append_rows = scalar::append_rows,
      .store_rows = scalar::store_rows,
      .merge_states = scalar::merge_states,
@@ -289,7 +289,7 @@ void finish_item(const Level& level, const AttendCall& call, const CpuPrepared& 
 // A part alone.
 void attend_part(const Level& level, const AttendCall& call, const CpuPrepared& prepared,
                  const WorkItem& part, const Scratch& scratch) noexcept {
-  if (part.kv_heads.size() > 0) level.attend_item(call, part, nullptr, scratch);
+  if (part.kv_heads.size() > 0) level.attend_items(call, {&part, 1}, nullptr, scratch);
   finish_item(level, call, prepared, part, scratch);
 }
 
@@ -331,7 +331,7 @@ struct alignas(64) ShortStep {
     if (append.slots.size > 0) {
       level.append_rows(append, {.rows = {0, append.slots.size}, .heads = part.kv_heads});
     }
-    level.attend_item(call, part, nullptr, scratch);
+    level.attend_items(call, {&part, 1}, nullptr, scratch);
     store_item(level, call, part, scratch);
   }
 };
@@ -349,27 +349,41 @@ void attend_parts(const Level& level, const AttendCall& call, const CpuPrepared&
     attend_part(level, call, prepared, part, scratch);
     return;
   }
-  const auto item_at = [&](std::int64_t index) {
-    return index < order.num_parts ? item_part_at(prepared.plan_spec, prepared.plan, order, index)
-                                   : WorkItem{};
+  // What goes together, or nothing.
+  struct Parts {
+    WorkItem items[kMaxGroup];
+    int count = 0;
+    bool empty() const noexcept { return count == 0 || items[0].kv_heads.size() == 0; }
   };
+  Parts parts[2];
+  const auto fill = [&](std::int64_t part_index, Parts& into) {
+    into.count = part_index < order.num_parts ? item_parts_at(prepared.plan_spec, prepared.plan,
+                                                              order, part_index, into.items)
+                                              : 0;
+  };
+  Parts* now = &parts[0];
+  Parts* next = &parts[1];
   std::int64_t index = take();
-  WorkItem item = item_at(index);
+  fill(index, *now);
   while (index < order.num_parts) {
     const bool plenty =
         counter.load(std::memory_order_relaxed) + order.num_threads < order.num_parts;
     std::int64_t next_index = plenty ? take() : order.num_parts;
-    WorkItem next = item_at(next_index);
-    if (item.kv_heads.size() > 0) {
-      level.attend_item(call, item, next.kv_heads.size() > 0 ? &next : nullptr, scratch);
+    fill(next_index, *next);
+    if (!now->empty()) {
+      level.attend_items(call, {now->items, static_cast<std::size_t>(now->count)},
+                         next->empty() ? nullptr : &next->items[0], scratch);
     }
-    finish_item(level, call, prepared, item, scratch);
+    for (int i = 0; i < now->count; ++i) {
+      finish_item(level, call, prepared, now->items[i],
+                  scratch_of_item(scratch, call.spec, now->items[i], i));
+    }
     if (!plenty) {
       next_index = take();
-      next = item_at(next_index);
+      fill(next_index, *next);
     }
     index = next_index;
-    item = next;
+    std::swap(now, next);
   }
   for (; index < order.num_parts + order.num_merges; index = take()) {
     merge_part(level, call, prepared, index - order.num_parts, scratch.states);
@@ -413,7 +427,9 @@ class CpuBackend final : public HostBackend {
   void do_prepare(PreparedBatch& prepared, Stream) override {
     auto& mine = static_cast<CpuPrepared&>(prepared);
     plan_batch(mine.plan_spec, prepared.batch(), mine.plan);
-    order_work(mine.plan_spec, mine.plan, pool_.num_threads(), mine.order);
+    const KeyPlaces places = {.tables = prepared.batch().kv.blocks,
+                              .block_size = prepared.spec().kv.block_size};
+    order_work(mine.plan_spec, mine.plan, pool_.num_threads(), mine.order, &places);
   }
 
   void do_append(const PreparedBatch& prepared, const NewKv& new_kv, const KvCacheView& cache,

@@ -108,6 +108,35 @@ TEST(CpuBackend, BitsDependOnNothingButTheSequence) {
   }
 }
 
+// Sequences whose keys are read together for all of them: each as if it were alone.
+TEST(CpuBackend, BitsDoNotDependOnSharedBlocks) {
+  for (const auto& [dtype, scales] : {std::pair{DType::kBF16, ScaleGranularity::kNone},
+                                      std::pair{DType::kI8, ScaleGranularity::kPerTokenHead}}) {
+    std::vector<Case> cases;
+    CaseBuilder("threads/shared", conformance::Suite::kSmoke,
+                {{1, 3000}, {1, 3000}, {1, 3010}, {1, 2990}, {1, 3000}, {2, 3000}, {1, 3100}})
+        .kv(dtype, scales)
+        .block_size(32)
+        .cache(conformance::CacheStyle::kPreferred)
+        .with([](Case& c) { c.shared_blocks = 70; })
+        .add_to(cases);
+    const Problem problem = conformance::make_problem(cases.front());
+    const ArrangeOptions as_is = conformance::options_of(problem);
+    for (const std::string& level : cpu_isa_levels()) {
+      for (const int num_threads : {1, 3, 8}) {
+        const OutputData together = run(*make_level(level, num_threads), problem, as_is);
+        for (std::int64_t s = 0; s < std::ssize(problem.sequences); ++s) {
+          ArrangeOptions alone = as_is;
+          alone.order = {s};
+          const OutputData want = run(*make_level(level, 1), problem, alone);
+          const auto found = conformance::compare_bits(problem, alone.order, together, want);
+          ASSERT_FALSE(found) << level << ", " << num_threads << " threads: " << *found;
+        }
+      }
+    }
+  }
+}
+
 // A sequence alone: the threads that read its heads store the new keys, in one go or in two.
 // Hidden keys stay hidden where the scale turns the order of scores around, or makes all equal.
 TEST(CpuBackend, AnyFiniteScale) {

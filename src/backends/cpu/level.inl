@@ -17,8 +17,8 @@
 #include "backends/cpu/finish_rows.inl"
 // clang-format on
 
-void attend_item(const AttendCall& call, const WorkItem& item, const WorkItem* next,
-                 const Scratch& scratch) noexcept {
+void attend_items(const AttendCall& call, std::span<const WorkItem> items, const WorkItem* next,
+                  const Scratch& scratch) noexcept {
   dispatch_dtype(call.cache.format.dtype,
-                 [&]<class T>() { attend_item_of<F32, T>(call, item, next, scratch); });
+                 [&]<class T>() { attend_items_of<F32, T>(call, items, next, scratch); });
 }

@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <limits>
+#include <optional>
+#include <span>
 #include <type_traits>
 #include <utility>
 

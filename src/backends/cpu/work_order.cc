@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "layout/kv_offset.h"
+
 namespace quire::cpu {
 namespace {
 
@@ -74,23 +76,83 @@ void sort_sequences(const std::int32_t (&class_sizes)[kNumClasses], WorkOrder& o
   }
 }
 
+// How many splits from the first on have the same keys in the same blocks.
+std::int64_t count_shared_splits(const PlanSpec& spec, const BatchPlan& plan,
+                                 const KeyPlaces& places, std::int64_t a, std::int64_t b) noexcept {
+  const SequencePlan& x = plan.sequences[a];
+  const SequencePlan& y = plan.sequences[b];
+  const KeyRange x_keys = tile_keys(spec, x, 0);
+  const KeyRange y_keys = tile_keys(spec, y, 0);
+  const std::int32_t* x_blocks = blocks_of(places.tables, a);
+  const std::int32_t* y_blocks = blocks_of(places.tables, b);
+  const std::int64_t first_block = x_keys.begin / places.block_size;
+  if (x_keys.begin != y_keys.begin || x_blocks[first_block] != y_blocks[first_block]) return 0;
+  std::int64_t split = 0;
+  for (; split < smaller(x.num_splits, y.num_splits); ++split) {
+    const KeyRange keys = split_keys(spec, x_keys, split, x.num_splits);
+    const KeyRange other = split_keys(spec, y_keys, split, y.num_splits);
+    if (keys.begin != other.begin || keys.end != other.end) break;
+    const std::int64_t first = keys.begin / places.block_size;
+    const std::int64_t last = ceil_div(keys.end, places.block_size);
+    if (!std::equal(x_blocks + first, x_blocks + last, y_blocks + first)) break;
+  }
+  return split;
+}
+
+// Sequences that follow each other in the order and begin with the same blocks.
+void find_groups(const PlanSpec& spec, const BatchPlan& plan, const KeyPlaces* places,
+                 WorkOrder& order) noexcept {
+  std::fill_n(order.members, order.num_sequences, 1);
+  std::fill_n(order.shared_splits, order.num_sequences, 0);
+  if (places == nullptr || places->tables.kind == BlockTables::Kind::kRagged) return;
+  const auto may_share = [&](const SequencePlan& x) {
+    return x.num_splits > 1 && x.num_units() == 1 && !x.has_tree &&
+           x.q_len * spec.group <= kMaxGroupRows;
+  };
+  std::int64_t last = 0;
+  for (std::int64_t first = 0; first < order.num_sequences; first = last) {
+    last = first + 1;
+    const std::int64_t leader = order.sequences[first];
+    const SequencePlan& x = plan.sequences[leader];
+    if (!may_share(x)) continue;
+    const std::int64_t rows = item_state_rows(x.heads_per_item, x.q_len * spec.group);
+    const std::int64_t limit =
+        smaller(order.num_sequences, first + smaller(kMaxGroup, kMaxStateRows / rows));
+    std::int64_t shared = x.num_splits;
+    for (; last < limit; ++last) {
+      const std::int64_t s = order.sequences[last];
+      if (!may_share(plan.sequences[s]) || plan.sequences[s].q_len != x.q_len) break;
+      const std::int64_t more = count_shared_splits(spec, plan, *places, leader, s);
+      if (2 * more < shared || more == 0) break;
+      shared = smaller(shared, more);
+    }
+    if (last == first + 1) continue;
+    std::fill(order.members + first, order.members + last, 0);
+    order.members[first] = static_cast<std::int32_t>(last - first);
+    std::fill(order.shared_splits + first, order.shared_splits + last,
+              static_cast<std::int32_t>(shared));
+  }
+}
+
 }  // namespace
 
 std::int64_t order_bytes(std::int64_t max_sequences) {
   return (max_sequences + 1) * static_cast<std::int64_t>(sizeof(WorkOffsets)) +
-         max_sequences * static_cast<std::int64_t>(sizeof(std::int32_t) + sizeof(std::uint8_t));
+         max_sequences * static_cast<std::int64_t>(3 * sizeof(std::int32_t) + sizeof(std::uint8_t));
 }
 
 WorkOrder view_order(void* memory, std::int64_t max_sequences) {
   WorkOrder order;
   order.offsets = static_cast<WorkOffsets*>(memory);
   order.sequences = reinterpret_cast<std::int32_t*>(order.offsets + max_sequences + 1);
-  order.costs = reinterpret_cast<std::uint8_t*>(order.sequences + max_sequences);
+  order.members = order.sequences + max_sequences;
+  order.shared_splits = order.members + max_sequences;
+  order.costs = reinterpret_cast<std::uint8_t*>(order.shared_splits + max_sequences);
   return order;
 }
 
-void order_work(const PlanSpec& spec, const BatchPlan& plan, int num_threads,
-                WorkOrder& order) noexcept {
+void order_work(const PlanSpec& spec, const BatchPlan& plan, int num_threads, WorkOrder& order,
+                const KeyPlaces* places) noexcept {
   order.num_sequences = plan.num_sequences;
   const std::int64_t num_items = plan.offsets[plan.num_sequences].items;
   std::int32_t class_sizes[kNumClasses] = {};
@@ -102,11 +164,15 @@ void order_work(const PlanSpec& spec, const BatchPlan& plan, int num_threads,
     ++class_sizes[order.costs[s]];
   }
   sort_sequences(class_sizes, order);
+  find_groups(spec, plan, places, order);
 
   order.num_threads = std::clamp<std::int64_t>(total_cost / kMinPartCost, 1, num_threads);
   // The parts of a single item are all alike.
   const std::int64_t per_thread = order.num_threads == 1 || num_items == 1 ? 1 : kPartsPerThread;
-  const std::int64_t wanted = per_thread * order.num_threads;
+  // Items that go together take as long as all of them: there must be enough of those.
+  const std::int64_t largest_group =
+      num_items == 0 ? 1 : *std::max_element(order.members, order.members + order.num_sequences);
+  const std::int64_t wanted = per_thread * order.num_threads * largest_group;
   order.max_cut = num_items == 0 || wanted <= num_items ? 1 : ceil_div(wanted, num_items);
 
   WorkOffsets sum;
@@ -115,7 +181,8 @@ void order_work(const PlanSpec& spec, const BatchPlan& plan, int num_threads,
     const SequencePlan& sequence = plan.sequences[s];
     const PlanOffsets counts = sequence_counts(spec, sequence);
     order.offsets[i] = sum;
-    sum.parts += counts.items * cut_of(order, sequence);
+    const std::int64_t elsewhere = order.members[i] == 0 ? order.shared_splits[i] : 0;
+    sum.parts += (counts.items - elsewhere) * cut_of(order, sequence);
     sum.merges += counts.merges * sequence.heads_per_item;
   }
   order.offsets[plan.num_sequences] = sum;
@@ -129,14 +196,26 @@ WorkItem part_of_item(const WorkItem& item, std::int64_t part, std::int64_t coun
   return result;
 }
 
+int item_parts_at(const PlanSpec& spec, const BatchPlan& plan, const WorkOrder& order,
+                  std::int64_t index, WorkItem* items) noexcept {
+  const std::int64_t place = find_place(order, &WorkOffsets::parts, index);
+  const std::int64_t cut = cut_of(order, plan.sequences[order.sequences[place]]);
+  const std::int64_t part = index - order.offsets[place].parts;
+  const bool leads = order.members[place] > 0;
+  const std::int64_t item = part / cut + (leads ? 0 : order.shared_splits[place]);
+  const int count = leads && item < order.shared_splits[place] ? order.members[place] : 1;
+  for (int i = 0; i < count; ++i) {
+    items[i] = part_of_item(item_of_sequence(spec, plan, order.sequences[place + i], item),
+                            part % cut, cut);
+  }
+  return count;
+}
+
 WorkItem item_part_at(const PlanSpec& spec, const BatchPlan& plan, const WorkOrder& order,
                       std::int64_t index) noexcept {
-  const std::int64_t place = find_place(order, &WorkOffsets::parts, index);
-  const std::int64_t s = order.sequences[place];
-  const std::int64_t cut = cut_of(order, plan.sequences[s]);
-  const std::int64_t part = index - order.offsets[place].parts;
-  if (cut == 1) return item_of_sequence(spec, plan, s, part);
-  return part_of_item(item_of_sequence(spec, plan, s, part / cut), part % cut, cut);
+  WorkItem items[kMaxGroup];
+  item_parts_at(spec, plan, order, index, items);
+  return items[0];
 }
 
 MergePart merge_part_at(const PlanSpec& spec, const BatchPlan& plan, const WorkOrder& order,

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#include "backends/cpu/attend_call.h"
 #include "plan/plan.h"
 
 namespace quire::cpu {
@@ -30,8 +31,12 @@ struct WorkOrder {
   std::int64_t max_cut = 1;           // parts of an item, at most
   std::int64_t num_threads = 1;       // more would cost more than they bring
   std::int32_t* sequences = nullptr;  // [num_sequences] costliest items first
-  WorkOffsets* offsets = nullptr;     // [num_sequences + 1] of all sequences before, in this order
-  std::uint8_t* costs = nullptr;      // [num_sequences], of order_work
+  // [num_sequences], in this order: how many from this one on go together, 0 in a group of another;
+  // and how many of their first splits do.
+  std::int32_t* members = nullptr;
+  std::int32_t* shared_splits = nullptr;
+  WorkOffsets* offsets = nullptr;  // [num_sequences + 1] of all sequences before, in this order
+  std::uint8_t* costs = nullptr;   // [num_sequences], of order_work
 
   // Every thread has one part, and nobody waits for another's.
   bool one_each() const noexcept {
@@ -43,8 +48,14 @@ struct WorkOrder {
 std::int64_t order_bytes(std::int64_t max_sequences);
 WorkOrder view_order(void* memory, std::int64_t max_sequences);
 
-void order_work(const PlanSpec& spec, const BatchPlan& plan, int num_threads,
-                WorkOrder& order) noexcept;
+// Where keys lie, if items over the same blocks may go together.
+struct KeyPlaces {
+  const BlockTables& tables;
+  std::int64_t block_size;
+};
+
+void order_work(const PlanSpec& spec, const BatchPlan& plan, int num_threads, WorkOrder& order,
+                const KeyPlaces* places = nullptr) noexcept;
 
 // Part `part` of `count` of an item: some of its kv heads, or none.
 WorkItem part_of_item(const WorkItem& item, std::int64_t part, std::int64_t count) noexcept;
@@ -52,6 +63,10 @@ WorkItem part_of_item(const WorkItem& item, std::int64_t part, std::int64_t coun
 // A part of an item. REQUIRES: 0 <= index < num_parts.
 WorkItem item_part_at(const PlanSpec& spec, const BatchPlan& plan, const WorkOrder& order,
                       std::int64_t index) noexcept;
+
+// The parts that go together with it, itself first; returns how many. REQUIRES: items [kMaxGroup].
+int item_parts_at(const PlanSpec& spec, const BatchPlan& plan, const WorkOrder& order,
+                  std::int64_t index, WorkItem* items) noexcept;
 
 // One kv head, or none, of a unit whose splits are merged.
 struct MergePart {

@@ -36,7 +36,10 @@ PlanSpec make_spec(int num_q_heads, int num_kv_heads) {
 }
 
 struct Ordered {
-  Ordered(const PlanSpec& spec_, const Lengths& lengths, int num_threads) : spec(spec_) {
+  // The first `shared_keys` of every sequence lie in the same blocks.
+  Ordered(const PlanSpec& spec_, const Lengths& lengths, int num_threads,
+          std::int64_t shared_keys = 0)
+      : spec(spec_) {
     std::vector<std::int32_t> offsets = {0};
     std::vector<std::int32_t> kv_lens;
     for (const auto& [q_len, kv_len] : lengths) {
@@ -52,7 +55,21 @@ struct Ordered {
     batch.queries = QueryRanges::packed(offsets);
     batch.kv.lens = kv_lens;
     plan_batch(spec, batch, plan);
-    order_work(spec, plan, num_threads, order);
+    constexpr std::int64_t kBlockSize = 16;
+    std::int64_t num_blocks = 0;
+    for (const std::int32_t kv_len : kv_lens) {
+      num_blocks = std::max<std::int64_t>(num_blocks, ceil_div(kv_len, kBlockSize));
+    }
+    std::vector<std::int32_t> blocks;
+    for (std::int64_t s = 0; s < n; ++s) {
+      for (std::int64_t i = 0; i < num_blocks; ++i) {
+        const bool shared = (i + 1) * kBlockSize <= shared_keys;
+        blocks.push_back(static_cast<std::int32_t>(shared ? i : (s + 1) * num_blocks + i));
+      }
+    }
+    const BlockTables tables = BlockTables::padded(blocks, num_blocks);
+    const KeyPlaces places = {.tables = tables, .block_size = kBlockSize};
+    order_work(spec, plan, num_threads, order, &places);
   }
 
   PlanSpec spec;
@@ -82,9 +99,15 @@ void expect_complete(const Ordered& x) {
     visit(want, item, item.split);
   }
   for (std::int64_t i = 0; i < x.order.num_parts; ++i) {
-    const WorkItem part = item_part_at(x.spec, x.plan, x.order, i);
-    visit(got, part, part.split);
-    if (part.num_splits > 1) ++feeders[part.merge];
+    WorkItem parts[kMaxGroup];
+    const int count = item_parts_at(x.spec, x.plan, x.order, i, parts);
+    for (int j = 0; j < count; ++j) {
+      visit(got, parts[j], parts[j].split);
+      if (parts[j].num_splits > 1) ++feeders[parts[j].merge];
+      EXPECT_EQ(parts[j].keys.begin, parts[0].keys.begin);
+      EXPECT_EQ(parts[j].keys.end, parts[0].keys.end);
+      EXPECT_EQ(parts[j].kv_heads.size(), parts[0].kv_heads.size());
+    }
   }
   EXPECT_EQ(got, want);
 
@@ -112,9 +135,31 @@ TEST(WorkOrder, RandomBatchesAreComplete) {
       const std::int64_t q_len = random.below(4) == 0 ? random.below(200) : 1;
       lengths.emplace_back(q_len, q_len + random.below(random.below(3) == 0 ? 20000 : 600));
     }
-    expect_complete(
-        Ordered(make_spec(num_q, num_kv), lengths, static_cast<int>(1 + random.below(40))));
+    expect_complete(Ordered(make_spec(num_q, num_kv), lengths,
+                            static_cast<int>(1 + random.below(40)), random.below(3) * 2000));
   }
+}
+
+TEST(WorkOrder, SequencesWithTheSameBlocksGoTogether) {
+  const PlanSpec spec = make_spec(32, 8);
+  const Lengths lengths(10, {1, 4096});
+  const std::int64_t num_splits = Ordered(spec, lengths, 1).order.num_parts / 10;
+  ASSERT_GT(num_splits, 1);
+  // Eight of them, then two, in all splits but the last.
+  const Ordered most(spec, lengths, 1, 4095);
+  EXPECT_EQ(most.order.num_parts, 2 * (num_splits - 1) + 10);
+  WorkItem items[kMaxGroup];
+  EXPECT_EQ(item_parts_at(spec, most.plan, most.order, 0, items), 8);
+  EXPECT_EQ(items[7].sequence, 7);
+  expect_complete(most);
+  EXPECT_EQ(Ordered(spec, lengths, 1, 100).order.num_parts, 10 * num_splits);
+  // Many threads are not left without work.
+  const Ordered many(spec, lengths, 64, 4095);
+  EXPECT_GE(many.order.num_parts, 64);
+  expect_complete(many);
+  // Many rows wait for arithmetic.
+  EXPECT_EQ(Ordered(spec, Lengths(2, {5, 4096}), 1, 4095).order.num_parts,
+            Ordered(spec, Lengths(2, {5, 4096}), 1).order.num_parts);
 }
 
 TEST(WorkOrder, FewItemsAreCutByHeads) {

@@ -35,17 +35,17 @@ QUIRE_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx
 #include "backends/cpu/attend_item.inl"
 // clang-format on
 
-void attend_item(const AttendCall& call, const WorkItem& item, const WorkItem* next,
-                 const Scratch& scratch) noexcept {
+void attend_items(const AttendCall& call, std::span<const WorkItem> items, const WorkItem* next,
+                  const Scratch& scratch) noexcept {
   const bool done =
       call.spec.q_dtype == DType::kBF16 &&
       dispatch_dtype_among<BFloat16, Float8E4M3, Float8E5M2, std::int8_t>(
           call.cache.format.dtype, [&]<class T>() {
-            AmxDot::begin(item.rows.size(), call.cache.format.layout == KvLayoutId::kPlain);
-            attend_item_of<AmxDot, T>(call, item, next, scratch);
+            AmxDot::begin(items[0].rows.size(), call.cache.format.layout == KvLayoutId::kPlain);
+            attend_items_of<AmxDot, T>(call, items, next, scratch);
             AmxDot::end();
           });
-  if (!done) avx512::attend_item(call, item, next, scratch);
+  if (!done) avx512::attend_items(call, items, next, scratch);
 }
 QUIRE_TARGET_END
 

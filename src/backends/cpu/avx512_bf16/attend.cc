@@ -31,13 +31,13 @@ QUIRE_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx
 #include "backends/cpu/attend_item.inl"
 // clang-format on
 
-void attend_item(const AttendCall& call, const WorkItem& item, const WorkItem* next,
-                 const Scratch& scratch) noexcept {
+void attend_items(const AttendCall& call, std::span<const WorkItem> items, const WorkItem* next,
+                  const Scratch& scratch) noexcept {
   if (call.spec.q_dtype != DType::kBF16 ||
       !dispatch_dtype_among<BFloat16, Float8E4M3, Float8E5M2, std::int8_t>(
           call.cache.format.dtype,
-          [&]<class T>() { attend_item_of<Bf16Dot, T>(call, item, next, scratch); })) {
-    avx512::attend_item(call, item, next, scratch);
+          [&]<class T>() { attend_items_of<Bf16Dot, T>(call, items, next, scratch); })) {
+    avx512::attend_items(call, items, next, scratch);
   }
 }
 QUIRE_TARGET_END
