@@ -223,6 +223,17 @@ QUIRE_DEVICE void note_runs(const PlanArgs& args, int list, std::int64_t index, 
   }
 }
 
+// Where item `index` of a sequence lies among its items in the list. Those of many rows are taken one
+// by one: the longest of all heads come first, so that what is taken last is short. (Items lie head
+// by head in the plan, in each the longest first.)
+QUIRE_DEVICE std::int64_t place_in_list(const SequencePlan& plan, std::int64_t index, int list) {
+  if (list < kNumRunLists) return index;
+  const std::int64_t unit = index / plan.num_splits;
+  const std::int64_t head = unit / plan.num_row_tiles;
+  const std::int64_t tile = unit - head * plan.num_row_tiles;
+  return (tile * plan.num_head_ranges + head) * plan.num_splits + (index - unit * plan.num_splits);
+}
+
 // Item `i` of those planned by now to its list.
 QUIRE_DEVICE void write_item(const PlanArgs& args, const PlanShared& shared, const BatchPlan& round,
                              std::int64_t first_sequence, std::int64_t i, const ListItems& all) {
@@ -233,7 +244,7 @@ QUIRE_DEVICE void write_item(const PlanArgs& args, const PlanShared& shared, con
   const int list = list_of(args.spec, plan);
   const std::int64_t before = items_before(shared, static_cast<int>(t), list);
   const Item item = make_item(args, work, first_sequence + t, plan);
-  args.lists[list][before + index] = item;
+  args.lists[list][before + place_in_list(plan, index, list)] = item;
   if (list >= kNumRunLists || args.num_runs[list] == 0) return;
   const KeyRange span = tile_keys(args.spec, plan, 0);
   const std::int64_t unit = index / plan.num_splits;
