@@ -52,17 +52,6 @@ QUIRE_DEVICE void let_next_grid_start() {
 #endif
 }
 
-// A number that another grid may be writing: some number.
-QUIRE_DEVICE std::int32_t load_any(const std::int32_t* at) {
-  std::int32_t x;
-  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(at));
-  return x;
-}
-QUIRE_DEVICE std::int64_t load_any(const std::int64_t* at) {
-  std::int64_t x;
-  asm volatile("ld.relaxed.gpu.global.s64 %0, [%1];" : "=l"(x) : "l"(at));
-  return x;
-}
 // Brings a line of global memory nearer, if it is there by the time; never a value.
 QUIRE_DEVICE void prefetch(const void* data) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(data));

@@ -101,7 +101,7 @@ struct PlanArgs {
   std::int32_t* runs[kNumRunLists] = {};     // [num_runs + 1] each
   RunStart* starts[kNumRunLists] = {};       // [num_runs] each
   std::int32_t num_runs[kNumRunLists] = {};  // 0: nobody asks for them
-  std::int32_t block_size = 1;
+  std::int32_t block_size = 1;               // of the cache
   std::int32_t* merge_counters = nullptr;    // [max_merges], zeroed
   PlanCounts* counts = nullptr;
   std::uint64_t* host_fault = nullptr;  // in host memory, for the next call to find
@@ -138,7 +138,7 @@ struct AttendArgs {
   // The last grid was launched by the same call: it need not have ended.
   bool joins_last_grid = false;
   const std::int32_t* runs = nullptr;  // of the list, a run for each thread block
-  const RunStart* starts = nullptr;    // the first item of each
+  const RunStart* starts = nullptr;    // of each
   std::int32_t* merge_counters = nullptr;
   const std::uint64_t* fault = nullptr;
   float* partial_values = nullptr;  // [partial_rows, value_stride]

@@ -4,6 +4,8 @@
 // gaps, and more of them than travel with a launch.
 #include <gtest/gtest.h>
 
+#include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <memory>
@@ -122,7 +124,8 @@ std::int64_t num_scales(const KvCacheView& cache) {
 }
 
 // Usual ones, neighbours of 1, and those that are outside of what is usual.
-constexpr float kScales[] = {0x1p-7F, 0.013F, 1.0F + 0x1p-23F, 3e-20F, 1e20F, 1e-38F};
+constexpr float kScales[] = {0x1p-7F, 0.013F, 1.0F + 0x1p-23F, 0x1.fffffep-1F,
+                             3e-20F,  1e20F,  1e-38F,          0x1.fffffep-61F};
 
 // A cache, and how its bytes and scales begin.
 struct Storage {
@@ -237,6 +240,21 @@ TEST(EmulatedAppend, StoresAnyNumberAsTheHostDoes) {
       for (const float scale : kScales) expect_append(*backend, c, scale);
       c.scales = ScaleGranularity::kPerTokenHead;
       expect_append(*backend, c, 1);
+    }
+  }
+}
+
+// What the quick inverse of such a scale relies on (divide_usual).
+TEST(EmulatedAppend, NoScaleOfATokenHasAllOnesInItsMantissa) {
+  constexpr std::uint32_t kMantissa = 0x7fffff;
+  for (std::uint32_t bits = 0; bits < 0x8000; ++bits) {
+    const auto number = static_cast<std::uint16_t>(bits);
+    for (const float amax : {to_float(BFloat16{number}), to_float(Float16{number})}) {
+      if (!std::isfinite(amax)) continue;
+      for (const DType stored : {DType::kI8, DType::kF8E4M3, DType::kF8E5M2}) {
+        const float scale = token_head_scale(stored, amax);
+        ASSERT_NE(std::bit_cast<std::uint32_t>(scale) & kMantissa, kMantissa) << amax;
+      }
     }
   }
 }

@@ -39,6 +39,11 @@ struct RowScale {
 inline constexpr float kUsualMost = 0x1p60F;
 
 QUIRE_DEVICE RowScale make_row_scale(float scale) {
+  return {scale, number_formats_internal::ieee_divide(1.0F, scale),
+          scale >= 0x1p-60F && scale <= 0x1p60F};
+}
+// The same for a scale that token_head_scale gave (see divide_usual).
+QUIRE_DEVICE RowScale make_token_scale(float scale) {
   return {scale, inverse_fast(scale), scale >= 0x1p-60F && scale <= 0x1p60F};
 }
 
@@ -49,7 +54,9 @@ QUIRE_DEVICE RowScale make_row_scale(float scale) {
 // eight bits differ only if one of the two is T, where they round to the other side. As whole
 // numbers x is A 2^k with A < 2^11, the scale B < 2^24, T of at most 9 bits followed by 15 or more
 // zeros, and M = 2 T +- 1: then B M = A 2^k + e with |e| < 32. Its lower 16 bits say that
-// B = b 2^16 +- e, and the 16 above that b is e times T's upper 9 bits, which no b < 2^8 but 0 is.
+// B = b 2^16 +- e, and the 16 above that b is e times T's upper 9 bits, which are 256 or more: so
+// B is 2^24 - 1 and x a power of two. Then the inverse must be the nearest, which make_row_scale
+// gives; token_head_scale gives no such B (a test divides all numbers of 16 bits).
 // The remainder is subtracted, so that -0 stays -0: by the sign of the inverse, since compilers
 // take the sign of a fused product to its operands, which changes that of a zero.
 QUIRE_DEVICE float divide_usual(float x, const RowScale& by) {
@@ -251,7 +258,7 @@ QUIRE_DEVICE void append_as(const AppendArgs& args) {
       const std::int32_t block = divide(slot, plan.by_block_size);
       const std::int32_t token = slot - block * plan.block_size;
       if (sets_scales) {
-        by = make_row_scale(token_head_scale(kDTypeOf<Stored>, largest[k]));
+        by = make_token_scale(token_head_scale(kDTypeOf<Stored>, largest[k]));
         float* scale = side.scales + strided_offset(side.scale_strides, block, place.head, token);
         if (place.lane == 0) *scale = by.scale;
       }

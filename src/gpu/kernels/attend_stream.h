@@ -366,8 +366,8 @@ enum class StateEnd : std::uint8_t {
 
 // Merges the teams' states of an item, in their order, into the state of the run. The values of the
 // first team are at `states`, those of the next Shape::kTeamBytes on; sums [teams, rows, 2]; weights
-// [rows, Shape::kWeights]. What is read is read before anything is written, for the compiler does
-// not know that they are apart.
+// [rows, Shape::kWeights]. A thread reads what it needs of shared memory before it writes, wherever
+// it can: the compiler does not know that they are apart, and would wait at every step.
 template <class Shape, int kDims>
 QUIRE_DEVICE void finish_stream_item(const AttendArgs& args, const Item& item, StateEnd end,
                                      const unsigned char* states, const float* sums, float* weights,
@@ -452,18 +452,8 @@ QUIRE_DEVICE void finish_stream_item(const AttendArgs& args, const Item& item, S
 }
 
 // Brings near what a thread block begins with. The plan may not be written yet; then lines are
-// brought that nobody needs. The arguments lie where the processor has read nothing yet, and it would
-// wait for every line of them at its first word: all are asked for at once. A load that nothing
-// depends on would be left out, so that one more line is brought if a word is some rare number.
+// brought that nobody needs.
 QUIRE_DEVICE void prefetch_run(const AttendArgs& args) {
-  constexpr int kLineBytes = 64;
-  constexpr int kRareWord = 0x6b8b4567;
-  const int at = thread_index() * kLineBytes;
-  if (at < static_cast<int>(sizeof(AttendArgs))) {
-    int word;
-    __builtin_memcpy(&word, reinterpret_cast<const unsigned char*>(&args) + at, sizeof(word));
-    if (word == kRareWord) prefetch(args.starts);
-  }
   if (thread_index() == 0) prefetch(args.fault);
   if (thread_index() == 1) prefetch(args.runs + block_index());
   const RunStart* start = args.starts + block_index();

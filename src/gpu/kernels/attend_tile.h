@@ -23,8 +23,8 @@ struct TileShared {
   Item item;
   int slot;
   int flag;  // tiles that are not finite behind a mask; then the first state to merge
-  // The keys that all rows of the item see, by mask and alignment, if scores are scaled products. A
-  // register would be spilled, and local memory comes behind all copies that are under way.
+  // The keys that all rows of the item see, by mask and alignment. A register would be spilled, and
+  // local memory comes behind all copies that are under way.
   int full_begin;
   int full_end;
 };
@@ -44,18 +44,17 @@ struct TileShape {
   // Ids come with the tiles of the stage before, and lie in the slot of their stage.
   using Loader = TileLoader<Stored, kDims, kTeams, kStages - 1>;
   // What follows from the lane: registers that hold it through a loop would be spilled.
-  struct alignas(16) Lane {
-    typename Loader::Lane loads;
-    typename TileProducts<Stored, kDims, Map>::Own products;
-  };
-  // [stages], then of each team [queries], [scratch] and [ids], then [lanes].
+  using Lane = typename Loader::Lane;
+  using Own = typename TileProducts<Stored, kDims, Map>::Own;
+  // [stages], then of each team [queries], [scratch] and [ids], then of each thread [lane] and [own].
   static constexpr int kQueryBegin = kStages * kStageBytes;
   static constexpr int kScratchBegin = kQueryBegin + kTeams * kQueryBytes;
   static constexpr int kIdBegin = kScratchBegin + kTeams * kScratchBytes;
   static constexpr int kLaneBegin = kIdBegin + kTeams * Loader::kIdBytes;
   static_assert(kLaneBegin % 16 == 0);
+  static constexpr int kOwnBegin = kLaneBegin + kThreads * static_cast<int>(sizeof(Lane));
   static constexpr int kSharedBytes =
-      kLaneBegin + kThreads * static_cast<int>(sizeof(Lane)) + static_cast<int>(sizeof(TileShared));
+      kOwnBegin + kThreads * static_cast<int>(sizeof(Own)) + static_cast<int>(sizeof(TileShared));
 };
 
 template <class Stored, int kDims, bool kGeneral>
@@ -85,7 +84,8 @@ class TileTeam {
     const int last = (item_.key_end + Tile::kKeys - 1) / Tile::kKeys;
     typename Shape::Loader loader;
     loader.begin(args_, item_, ids(), first + team(), nullptr);
-    own_lane() = {loader.own_lane(), Products::own_places()};
+    own_lane() = loader.own_lane();
+    own_places() = Products::own_places();
     load(first, 0);
     HeadScales scales;
     if constexpr (Tile::kScalesQueries) {
@@ -106,9 +106,11 @@ class TileTeam {
       load(tile + kTeams, 1 - stage);
       unsigned char* tiles = stages_ + stage * Shape::kStageBytes;
       const int first_key = tile * Tile::kKeys;
-      const typename Products::Own own = own_lane().products;
-      if (!kGeneral && QUIRE_LIKELY(first_key >= shared_.full_begin &&
-                                    first_key + kTeams * Tile::kKeys <= shared_.full_end)) {
+      const typename Products::Own own = own_places();
+      const bool is_full = first_key >= shared_.full_begin &&
+                           first_key + kTeams * Tile::kKeys <= shared_.full_end;
+      // As in RowBlock::start: with a negative scale the largest product is not the largest score.
+      if (!kGeneral && QUIRE_LIKELY(is_full && args_.params.scale >= 0.0F)) {
         QUIRE_NO_UNROLL
         for (int part = 0; part < kTeams; part += kTiles) {
           attend_part<true>(first_key + part * Tile::kKeys, tiles + part * Tile::kBytes, own);
@@ -159,6 +161,9 @@ class TileTeam {
   QUIRE_DEVICE std::int32_t* ids() const {
     return reinterpret_cast<std::int32_t*>(
         stages_ + Shape::kIdBegin + recomputed(thread_index()) / kTeam * Shape::Loader::kIdBytes);
+  }
+  QUIRE_DEVICE typename Shape::Own& own_places() const {
+    return reinterpret_cast<typename Shape::Own*>(stages_ + Shape::kOwnBegin)[thread_index()];
   }
   QUIRE_DEVICE typename Shape::Lane& own_lane() const {
     return reinterpret_cast<typename Shape::Lane*>(stages_ + Shape::kLaneBegin)[thread_index()];
@@ -211,7 +216,7 @@ class TileTeam {
   QUIRE_DEVICE void load(int tile, int stage) {
     unsigned char* to = stages_ + stage * Shape::kStageBytes + team() * Tile::kBytes;
     typename Shape::Loader loader;
-    loader.resume(args_, item_, ids(), own_lane().loads);
+    loader.resume(args_, item_, ids(), own_lane());
     const bool has_keys = loader.load(args_, item_, tile + team(), stage, to);
     // Tiles past the end are not loaded, but multiplied with weights of 0.
     if (QUIRE_UNLIKELY(!has_keys) && tile * Tile::kKeys < item_.key_end) {
@@ -255,7 +260,7 @@ class TileTeam {
   QUIRE_DEVICE void find_full_keys() {
     if (thread_index() != 0) return;
     shared_.full_begin = Rows::keys_of_row(args_, item_, item_.num_rows - 1).begin;
-    const bool are_products = !Rows::is_by_element(args_) && args_.params.scale >= 0.0F;
+    const bool are_products = !Rows::is_by_element(args_);
     shared_.full_end =
         are_products ? Rows::keys_of_row(args_, item_, 0).end : shared_.full_begin;
   }

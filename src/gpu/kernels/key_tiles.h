@@ -196,7 +196,10 @@ class TileLoader {
   // Ids of this tile, of those after it, and of the one whose ids are under way.
   static constexpr int kSlots = kLead + 1;
   static constexpr int kIdBytes = kSlots * Tile::kKeys * 4;
-  static_assert((kStride * kLead + 1) * Tile::kKeys <= kFirstIds * kKeysPerId + Tile::kKeys);
+  // The first tiles end within the keys of RunStart::ids, wherever the first one begins.
+  static_assert(kFirstIdKeys % Tile::kKeys == 0);
+  static_assert(kFirstIdKeys - Tile::kKeys + kStride * kLead * Tile::kKeys <=
+                kFirstIds * kKeysPerId);
 
   // ids [kIdBytes] is the team's own, in shared memory. Takes the ids of kLead tiles from `first` on,
   // which are in slots 0, 1, ..: those of the table or, where kKeysPerId keys share one, of

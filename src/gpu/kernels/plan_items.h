@@ -12,6 +12,8 @@
 #include "attention/mask.h"
 #include "gpu/device_api.h"
 #include "gpu/kernel_args.h"
+#include "gpu/run_cuts.h"
+#include "layout/kv_offset.h"
 #include "plan/plan.h"
 
 namespace quire::gpu {
@@ -19,16 +21,10 @@ namespace quire::gpu {
 inline constexpr int kPlanThreads = 256;
 
 struct ListItems {
-  std::int64_t count[kNumRunLists];
-  std::int64_t units[kNumRunLists];
-  std::int64_t cost[kNumRunLists];
+  ListTotals list[kNumRunLists];
 
   QUIRE_DEVICE void add(const ListItems& other) {
-    for (int list = 0; list < kNumRunLists; ++list) {
-      count[list] += other.count[list];
-      units[list] += other.units[list];
-      cost[list] += other.cost[list];
-    }
+    for (int i = 0; i < kNumRunLists; ++i) list[i].add(other.list[i]);
   }
 };
 
@@ -94,9 +90,9 @@ QUIRE_DEVICE void scan_offsets(PlanShared& shared) {
 // Items of a list from sequences before the t-th of this round.
 QUIRE_DEVICE std::int64_t items_before(const PlanShared& shared, int t, int list) {
   const ListItems& before = shared.lists[t];
-  if (list < kNumRunLists) return before.count[list];
+  if (list < kNumRunLists) return before.list[list].items;
   std::int64_t rest = shared.offsets[t].items;
-  for (const std::int64_t count : before.count) rest -= count;
+  for (const ListTotals& few : before.list) rest -= few.items;
   return rest;
 }
 
@@ -135,10 +131,9 @@ QUIRE_DEVICE Item make_item(const PlanArgs& args, const WorkItem& work, std::int
   item.kv_len = plan.kv_len;
   item.merge = static_cast<std::int32_t>(work.merge);
   item.partial_row = work.partials.at(work.split, work.kv_heads.begin, work.rows.begin);
-  item.table_begin = tables.kind == BlockTables::Kind::kRagged ? tables.rows.data[sequence]
-                     : tables.kind == BlockTables::Kind::kPadded
-                         ? sequence * tables.row_stride
-                         : static_cast<std::int64_t>(tables.begins.data[sequence]);
+  item.table_begin = tables.kind == BlockTables::Kind::kRagged
+                         ? tables.rows.data[sequence]
+                         : blocks_of(tables, sequence) - tables.indices.data;
   return item;
 }
 
@@ -148,10 +143,13 @@ QUIRE_DEVICE ListItems list_items(const PlanSpec& spec, const SequencePlan& plan
   ListItems items{};
   const int list = list_of(spec, plan);
   if (counts.items == 0 || list >= kNumRunLists) return items;
-  items.count[list] = counts.items;
-  items.units[list] = plan.num_units();
-  items.cost[list] =
-      plan.num_units() * (tile_keys(spec, plan, 0).size() + plan.num_splits * kItemKeys);
+  ListTotals& own = items.list[list];
+  own.items = counts.items;
+  own.units = plan.num_units();
+  const std::int64_t unit_cost = tile_keys(spec, plan, 0).size() + plan.num_splits * kItemKeys;
+  own.cost = own.units * unit_cost;
+  own.squared_items = static_cast<std::uint64_t>(counts.items * plan.num_splits);
+  own.squared_cost = static_cast<double>(own.cost) * static_cast<double>(unit_cost);
   return items;
 }
 
@@ -173,61 +171,45 @@ QUIRE_DEVICE ListItems sum_costs(const PlanArgs& args, PlanShared& shared) {
   return all;
 }
 
-// The runs of a list that have items. Equal runs of equal splits end where units do, or at equal
-// parts of them, and leave fewer states to merge: worth a few thread blocks without a run.
-QUIRE_DEVICE std::int64_t count_runs(const PlanArgs& args, int list, const ListItems& all) {
-  const std::int64_t num_runs = args.num_runs[list];
-  const std::int64_t count = all.count[list];
-  if (count <= num_runs) return count;
-  if (count == all.units[list]) return num_runs;  // no splits
-  const std::int64_t items = (count + num_runs - 1) / num_runs;
-  const std::int64_t equal = (count + items - 1) / items;
-  return 16 * equal >= 15 * num_runs ? equal : num_runs;
-}
-
 // The blocks of the first keys of an item.
 QUIRE_DEVICE void find_first_ids(const PlanArgs& args, const Item& item,
                                  std::int32_t (&ids)[kFirstIds]) {
   const BlockTables& tables = args.batch.kv.blocks;
-  if (tables.kind == BlockTables::Kind::kRagged || args.block_size % kKeysPerId != 0) return;
+  const bool are_known =
+      tables.kind != BlockTables::Kind::kRagged && args.block_size % kKeysPerId == 0;
   const std::int32_t* table = tables.indices.data + item.table_begin;
   const int first_key = item.key_begin / kFirstIdKeys * kFirstIdKeys;
   QUIRE_UNROLL
   for (int i = 0; i < kFirstIds; ++i) {
     const int key = first_key + i * kKeysPerId;
-    const bool wanted = key < item.key_end && key + kKeysPerId > item.key_begin;
+    const bool wanted = are_known && key < item.key_end && key + kKeysPerId > item.key_begin;
     ids[i] = wanted ? table[static_cast<unsigned>(key) / static_cast<unsigned>(args.block_size)] : 0;
   }
 }
 
 // Notes the runs that begin with item `index` of a list, which costs what lies between `before` and
-// `after`: those whose share of all costs begins there.
+// `after`.
 QUIRE_DEVICE void note_runs(const PlanArgs& args, int list, std::int64_t index, const Item& item,
                             std::int64_t before, std::int64_t after, const ListItems& all) {
-  const auto note = [&](std::int64_t run) {
+  const RunCuts cuts = cut_runs(all.list[list], args.num_runs[list]);
+  const IndexRange runs = runs_from(all.list[list], cuts, index, before, after);
+  for (std::int64_t run = runs.begin; run < runs.end; ++run) {
     args.runs[list][run] = static_cast<std::int32_t>(index);
     RunStart& start = args.starts[list][run];
     start.item = item;
     find_first_ids(args, item, start.ids);
-  };
-  const std::int64_t num_runs = count_runs(args, list, all);
-  // Few items, one each: thread blocks that follow each other lie on different processors.
-  if (all.count[list] <= num_runs) {
-    note(index);
-    return;
-  }
-  const std::int64_t cost = all.cost[list];
-  for (std::int64_t run = (before * num_runs + cost - 1) / cost; run * cost < after * num_runs;
-       ++run) {
-    note(run);
   }
 }
 
 // Where item `index` of a sequence lies among its items in the list. Those of many rows are taken one
-// by one: the longest of all heads come first, so that what is taken last is short. (Items lie head
-// by head in the plan, in each the longest first.)
-QUIRE_DEVICE std::int64_t place_in_list(const SequencePlan& plan, std::int64_t index, int list) {
-  if (list < kNumRunLists) return index;
+// by one. They lie head by head in the plan, in each the longest first; where they differ much, the
+// longest of all heads come first, so that what is taken last is short.
+QUIRE_DEVICE std::int64_t place_in_list(const PlanSpec& spec, const SequencePlan& plan,
+                                        std::int64_t index, int list) {
+  if (list < kNumRunLists || plan.num_row_tiles == 1) return index;
+  const std::int64_t last_row = (plan.num_row_tiles - 1) * spec.params.row_tile;
+  const std::int64_t longest = tile_keys(spec, plan, last_row).size();
+  if (2 * tile_keys(spec, plan, 0).size() > longest) return index;
   const std::int64_t unit = index / plan.num_splits;
   const std::int64_t head = unit / plan.num_row_tiles;
   const std::int64_t tile = unit - head * plan.num_row_tiles;
@@ -244,11 +226,11 @@ QUIRE_DEVICE void write_item(const PlanArgs& args, const PlanShared& shared, con
   const int list = list_of(args.spec, plan);
   const std::int64_t before = items_before(shared, static_cast<int>(t), list);
   const Item item = make_item(args, work, first_sequence + t, plan);
-  args.lists[list][before + place_in_list(plan, index, list)] = item;
+  args.lists[list][before + place_in_list(args.spec, plan, index, list)] = item;
   if (list >= kNumRunLists || args.num_runs[list] == 0) return;
   const KeyRange span = tile_keys(args.spec, plan, 0);
   const std::int64_t unit = index / plan.num_splits;
-  const std::int64_t cost = shared.lists[t].cost[list] +
+  const std::int64_t cost = shared.lists[t].list[list].cost +
                             unit * (span.size() + plan.num_splits * kItemKeys) +
                             (work.keys.begin - span.begin) + work.split * kItemKeys;
   note_runs(args, list, before + index, item, cost, cost + work.keys.size() + kItemKeys, all);
@@ -259,12 +241,13 @@ QUIRE_DEVICE void end_runs(const PlanArgs& args, const ListItems& all) {
   for (int list = 0; list < kNumRunLists; ++list) {
     const std::int64_t num_runs = args.num_runs[list];
     if (num_runs == 0) continue;
-    const std::int64_t count = all.count[list];
-    if (thread_index() == 0) args.runs[list][num_runs] = static_cast<std::int32_t>(count);
-    for (std::int64_t run = count_runs(args, list, all) + thread_index(); run < num_runs;
+    const ListTotals& totals = all.list[list];
+    const auto end = static_cast<std::int32_t>(totals.items);
+    if (thread_index() == 0) args.runs[list][num_runs] = end;
+    for (std::int64_t run = cut_runs(totals, num_runs).num_runs + thread_index(); run < num_runs;
          run += kPlanThreads) {
-      args.runs[list][run] = static_cast<std::int32_t>(count);
-      args.starts[list][run].item = Item{};  // thread blocks read it before they know it is none
+      args.runs[list][run] = end;
+      args.starts[list][run] = RunStart{};  // thread blocks read it before they know it is none
     }
   }
 }

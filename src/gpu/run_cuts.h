@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a list of items is cut into runs, one for each thread block: by cost, at the item that begins
+// nearest. A run that begins or ends within a unit leaves a state to be merged, so that where units
+// are alike the cuts are where units end, or at equal parts of them, if that leaves few thread blocks
+// without a run.
+#pragma once
+
+#include <cstdint>
+
+#include "plan/plan.h"
+
+namespace quire::gpu {
+
+// Sums over the units of a list.
+struct ListTotals {
+  std::int64_t items = 0;
+  std::int64_t units = 0;
+  std::int64_t cost = 0;
+  std::uint64_t squared_items = 0;  // of each unit; may wrap
+  double squared_cost = 0.0;
+
+  QUIRE_HOST_DEVICE constexpr void add(const ListTotals& other) {
+    items += other.items;
+    units += other.units;
+    cost += other.cost;
+    squared_items += other.squared_items;
+    squared_cost += other.squared_cost;
+  }
+  // Units have as many items as each other, and cost about the same: by 6 %, the root of the mean
+  // square.
+  QUIRE_HOST_DEVICE constexpr bool are_units_alike() const {
+    const auto all = static_cast<std::uint64_t>(items);
+    const auto sum = static_cast<double>(cost);
+    return squared_items * static_cast<std::uint64_t>(units) == all * all &&
+           squared_cost * static_cast<double>(units) <= 1.004 * sum * sum;
+  }
+};
+
+struct RunCuts {
+  std::int64_t num_runs = 0;       // that have items
+  std::int64_t items_per_run = 0;  // or 0: cut by cost
+};
+
+QUIRE_HOST_DEVICE constexpr RunCuts cut_runs(const ListTotals& list, std::int64_t max_runs) {
+  // Few items, one each: thread blocks that follow each other lie on different processors.
+  if (list.items <= max_runs) return {list.items, 1};
+  if (list.items == list.units || !list.are_units_alike()) return {max_runs, 0};
+  const std::int64_t per_unit = list.items / list.units;
+  const std::int64_t per_run = (list.items + max_runs - 1) / max_runs;
+  const std::int64_t num_runs = (list.items + per_run - 1) / per_run;
+  const bool are_aligned = per_run % per_unit == 0 || per_unit % per_run == 0;
+  if (!are_aligned || 16 * num_runs < 15 * max_runs) return {max_runs, 0};
+  return {num_runs, per_run};
+}
+
+// The runs that begin with item `index`, whose cost lies between `before` and `after`. Every run
+// begins with one item, and the first one with the first.
+QUIRE_HOST_DEVICE constexpr IndexRange runs_from(const ListTotals& list, const RunCuts& cuts,
+                                                 std::int64_t index, std::int64_t before,
+                                                 std::int64_t after) {
+  if (cuts.items_per_run > 0) {
+    const std::int64_t run = index / cuts.items_per_run;
+    return {run, index == run * cuts.items_per_run ? run + 1 : run};
+  }
+  // Half an item on: the item there is the one that begins nearest.
+  const std::int64_t half = list.cost / (2 * list.items);
+  const auto first_at = [&](std::int64_t cost) {
+    return cost <= half ? 0 : ((cost - half) * cuts.num_runs + list.cost - 1) / list.cost;
+  };
+  const std::int64_t first = first_at(before);
+  const std::int64_t end = first_at(after);
+  if (index == 0) return {0, end > 0 ? end : 1};
+  return {first > 0 ? first : 1, end};
+}
+
+}  // namespace quire::gpu

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/run_cuts.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace quire::gpu {
+namespace {
+
+// The costs of the items of each unit.
+using Units = std::vector<std::vector<std::int64_t>>;
+
+ListTotals totals(const Units& units) {
+  ListTotals sum;
+  for (const auto& items : units) {
+    ListTotals unit;
+    unit.items = static_cast<std::int64_t>(items.size());
+    unit.units = 1;
+    unit.squared_items = static_cast<std::uint64_t>(unit.items * unit.items);
+    for (const std::int64_t cost : items) unit.cost += cost;
+    unit.squared_cost = static_cast<double>(unit.cost) * static_cast<double>(unit.cost);
+    sum.add(unit);
+  }
+  return sum;
+}
+
+// The first item of every run, and their number at the end; -1 where no item or two say it.
+std::vector<std::int64_t> cut(const Units& units, std::int64_t max_runs) {
+  const ListTotals list = totals(units);
+  const RunCuts cuts = cut_runs(list, max_runs);
+  EXPECT_LE(cuts.num_runs, max_runs);
+  std::vector<std::int64_t> begins(static_cast<std::size_t>(cuts.num_runs) + 1, -1);
+  std::int64_t index = 0;
+  std::int64_t before = 0;
+  for (const auto& items : units) {
+    for (const std::int64_t cost : items) {
+      const IndexRange runs = runs_from(list, cuts, index, before, before + cost);
+      for (std::int64_t run = runs.begin; run < runs.end; ++run) {
+        auto& begin = begins.at(static_cast<std::size_t>(run));
+        begin = begin == -1 ? index : -2;
+      }
+      before += cost;
+      ++index;
+    }
+  }
+  begins.back() = index;
+  return begins;
+}
+
+std::int64_t num_runs(const Units& units, std::int64_t max_runs) {
+  return cut_runs(totals(units), max_runs).num_runs;
+}
+
+Units equal_units(std::int64_t count, std::int64_t items, std::int64_t cost, std::int64_t last) {
+  std::vector<std::int64_t> unit(static_cast<std::size_t>(items), cost);
+  unit.back() = last;
+  return Units(static_cast<std::size_t>(count), unit);
+}
+
+std::vector<std::int64_t> lengths(const std::vector<std::int64_t>& begins) {
+  std::vector<std::int64_t> result;
+  for (std::size_t i = 0; i + 1 < begins.size(); ++i) result.push_back(begins[i + 1] - begins[i]);
+  return result;
+}
+
+TEST(RunCuts, EveryRunBeginsWithOneItemAndTheFirstWithTheFirst) {
+  std::mt19937_64 random(7);
+  const auto draw = [&random](std::int64_t low, std::int64_t high) {
+    return std::uniform_int_distribution<std::int64_t>(low, high)(random);
+  };
+  for (int round = 0; round < 2000; ++round) {
+    Units units(static_cast<std::size_t>(draw(1, 60)));
+    const bool are_equal = draw(0, 1) == 1;
+    const std::int64_t most = draw(1, 40);
+    for (auto& unit : units) {
+      unit.assign(static_cast<std::size_t>(are_equal ? most : draw(1, most)), 0);
+      for (std::int64_t& cost : unit) cost = draw(1, 2000);
+    }
+    const std::int64_t max_runs = draw(1, 300);
+    const std::vector<std::int64_t> begins = cut(units, max_runs);
+    EXPECT_EQ(begins.front(), 0);
+    EXPECT_TRUE(std::is_sorted(begins.begin(), begins.end())) << "round " << round;
+    EXPECT_GE(*std::min_element(begins.begin(), begins.end()), 0) << "round " << round;
+  }
+}
+
+TEST(RunCuts, FewItemsGetARunEach) {
+  EXPECT_THAT(cut(equal_units(2, 3, 100, 100), 264), testing::ElementsAre(0, 1, 2, 3, 4, 5, 6));
+}
+
+TEST(RunCuts, RunsOfEqualUnitsEndWithThem) {
+  // 256 runs of a unit each, where 264 would cut almost every unit.
+  EXPECT_THAT(lengths(cut(equal_units(256, 16, 576, 576), 264)), testing::Each(16));
+  // Four runs a unit.
+  EXPECT_THAT(lengths(cut(equal_units(64, 16, 576, 576), 264)), testing::Each(4));
+  // The last item of a unit is short: still two items for each run.
+  EXPECT_THAT(lengths(cut(equal_units(8, 62, 2112, 1021), 264)), testing::Each(2));
+  EXPECT_THAT(lengths(cut(equal_units(16, 32, 1152, 900), 264)), testing::Each(2));
+}
+
+TEST(RunCuts, AllThreadBlocksHaveRunsWhereUnitsWouldBeCutAnyway) {
+  EXPECT_EQ(num_runs(equal_units(16, 47, 1536, 900), 264), 264);  // 47 is no multiple of 3
+  EXPECT_EQ(num_runs(equal_units(2048, 1, 1088, 1088), 264), 264);  // there are no splits
+  EXPECT_EQ(num_runs(equal_units(100, 16, 576, 576), 264), 264);  // 229 runs are too few
+  Units ragged = equal_units(255, 16, 576, 576);
+  ragged.emplace_back(32, 576);
+  EXPECT_EQ(num_runs(ragged, 264), 264);
+  Units unlike = equal_units(255, 16, 576, 576);
+  unlike.emplace_back(16, 57600);
+  EXPECT_EQ(num_runs(unlike, 264), 264);
+}
+
+TEST(RunCuts, UnitsOfAboutTheSameCostAreAlike) {
+  Units units;
+  for (std::int64_t i = 0; i < 256; ++i) units.emplace_back(16, 560 + i % 32);
+  EXPECT_THAT(lengths(cut(units, 264)), testing::Each(16));
+}
+
+TEST(RunCuts, NoRunIsLongerThanItsShareByMoreThanAnItem) {
+  for (const std::int64_t items : {1, 2, 3, 4, 5, 16, 22, 47, 63}) {
+    for (const std::int64_t units : {5, 8, 39, 64, 300, 1000}) {
+      const std::int64_t count = items * units;
+      if (count <= 264) continue;
+      const auto runs = lengths(cut(equal_units(units, items, 1000, 700), 264));
+      const std::int64_t longest = *std::max_element(runs.begin(), runs.end());
+      EXPECT_LE(longest, (count + 263) / 264 + 1) << units << " units of " << items;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace quire::gpu
