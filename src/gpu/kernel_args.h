@@ -40,9 +40,9 @@ static_assert(sizeof(Item) == 64);
 // Keys that follow each other in one block wherever block sizes are multiples of it.
 inline constexpr int kKeysPerId = 16;
 
-// What a thread block needs to begin a run: its first item and, where kKeysPerId keys share a block,
-// the ids of the blocks of its first keys, from a multiple of kFirstIdKeys on. Of keys that the item
-// has not they are 0.
+// What a thread block needs to begin a run: its first item and, where kKeysPerId keys share a
+// block, the ids of the blocks of its first keys, from a multiple of kFirstIdKeys on. Of keys that
+// the item has not they are 0.
 inline constexpr int kFirstIds = 32;
 inline constexpr int kFirstIdKeys = 32;
 struct alignas(64) RunStart {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a list of items is cut into runs, one for each thread block: by cost, at the item that begins
-// nearest. A run that begins or ends within a unit leaves a state to be merged, so that where units
-// are alike the cuts are where units end, or at equal parts of them, if that leaves few thread blocks
-// without a run.
+// Where a list of items is cut into runs, one for each thread block: by cost, at the item that
+// begins nearest. A run that begins or ends within a unit leaves a state to be merged, so that
+// where units are alike the cuts are where units end, or at equal parts of them, if that leaves few
+// thread blocks without a run.
 #pragma once
 
 #include <cstdint>

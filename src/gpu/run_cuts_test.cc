@@ -104,9 +104,9 @@ TEST(RunCuts, RunsOfEqualUnitsEndWithThem) {
 }
 
 TEST(RunCuts, AllThreadBlocksHaveRunsWhereUnitsWouldBeCutAnyway) {
-  EXPECT_EQ(num_runs(equal_units(16, 47, 1536, 900), 264), 264);  // 47 is no multiple of 3
+  EXPECT_EQ(num_runs(equal_units(16, 47, 1536, 900), 264), 264);    // 47 is no multiple of 3
   EXPECT_EQ(num_runs(equal_units(2048, 1, 1088, 1088), 264), 264);  // there are no splits
-  EXPECT_EQ(num_runs(equal_units(100, 16, 576, 576), 264), 264);  // 229 runs are too few
+  EXPECT_EQ(num_runs(equal_units(100, 16, 576, 576), 264), 264);    // 229 runs are too few
   Units ragged = equal_units(255, 16, 576, 576);
   ragged.emplace_back(32, 576);
   EXPECT_EQ(num_runs(ragged, 264), 264);

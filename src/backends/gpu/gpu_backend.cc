@@ -77,8 +77,8 @@ constexpr KernelKind kListKernels[kNumLists] = {KernelKind::kAttendFew, KernelKi
 
 // What one prepared batch keeps in the device's memory.
 struct DeviceLayout {
-  std::int64_t counts, merge_counters, lists[kNumLists], runs[kNumRunLists],
-      starts[kNumRunLists], sums, values, metadata, total;
+  std::int64_t counts, merge_counters, lists[kNumLists], runs[kNumRunLists], starts[kNumRunLists],
+      sums, values, metadata, total;
   PlanBounds plan;
   std::int32_t num_runs[kNumRunLists];  // thread blocks of the kernels of few rows
 };

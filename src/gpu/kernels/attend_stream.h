@@ -28,7 +28,7 @@ namespace quire::gpu {
 
 // What the block shares besides the teams' memory.
 struct StreamShared {
-  Item items[3];               // the current one, the next and the last
+  Item items[3];  // the current one, the next and the last
   std::int32_t ids[kFirstIds];
   float factors[kStreamRows];  // 8-bit: powers of two that the queries were divided by
   HeadScales scales;           // 8-bit: of the queries' head
@@ -228,7 +228,8 @@ class StreamTeam {
   // Values [row, kDims] to the last stage, maximum and sum to `sums` [row, 2].
   QUIRE_DEVICE void store(float* sums) const {
     auto* values = reinterpret_cast<float*>(ring_ + Shape::kStateBegin);
-    const int num_rows = item_->num_rows;  // what is stored below might be it, for all that is known
+    const int num_rows =
+        item_->num_rows;  // what is stored below might be it, for all that is known
     QUIRE_UNROLL
     for (int slot = 0; slot < Map::kSlots; ++slot) {
       const int row = Map::row(slot);
@@ -365,9 +366,9 @@ enum class StateEnd : std::uint8_t {
 };
 
 // Merges the teams' states of an item, in their order, into the state of the run. The values of the
-// first team are at `states`, those of the next Shape::kTeamBytes on; sums [teams, rows, 2]; weights
-// [rows, Shape::kWeights]. A thread reads what it needs of shared memory before it writes, wherever
-// it can: the compiler does not know that they are apart, and would wait at every step.
+// first team are at `states`, those of the next Shape::kTeamBytes on; sums [teams, rows, 2];
+// weights [rows, Shape::kWeights]. A thread reads what it needs of shared memory before it writes,
+// wherever it can: the compiler does not know that they are apart, and would wait at every step.
 template <class Shape, int kDims>
 QUIRE_DEVICE void finish_stream_item(const AttendArgs& args, const Item& item, StateEnd end,
                                      const unsigned char* states, const float* sums, float* weights,

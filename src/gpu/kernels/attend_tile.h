@@ -46,7 +46,8 @@ struct TileShape {
   // What follows from the lane: registers that hold it through a loop would be spilled.
   using Lane = typename Loader::Lane;
   using Own = typename TileProducts<Stored, kDims, Map>::Own;
-  // [stages], then of each team [queries], [scratch] and [ids], then of each thread [lane] and [own].
+  // [stages], then of each team [queries], [scratch] and [ids], then of each thread [lane] and
+  // [own].
   static constexpr int kQueryBegin = kStages * kStageBytes;
   static constexpr int kScratchBegin = kQueryBegin + kTeams * kQueryBytes;
   static constexpr int kIdBegin = kScratchBegin + kTeams * kScratchBytes;
@@ -107,8 +108,8 @@ class TileTeam {
       unsigned char* tiles = stages_ + stage * Shape::kStageBytes;
       const int first_key = tile * Tile::kKeys;
       const typename Products::Own own = own_places();
-      const bool is_full = first_key >= shared_.full_begin &&
-                           first_key + kTeams * Tile::kKeys <= shared_.full_end;
+      const bool is_full =
+          first_key >= shared_.full_begin && first_key + kTeams * Tile::kKeys <= shared_.full_end;
       // As in RowBlock::start: with a negative scale the largest product is not the largest score.
       if (!kGeneral && QUIRE_LIKELY(is_full && args_.params.scale >= 0.0F)) {
         QUIRE_NO_UNROLL
@@ -261,8 +262,7 @@ class TileTeam {
     if (thread_index() != 0) return;
     shared_.full_begin = Rows::keys_of_row(args_, item_, item_.num_rows - 1).begin;
     const bool are_products = !Rows::is_by_element(args_);
-    shared_.full_end =
-        are_products ? Rows::keys_of_row(args_, item_, 0).end : shared_.full_begin;
+    shared_.full_end = are_products ? Rows::keys_of_row(args_, item_, 0).end : shared_.full_begin;
   }
 
   // A team looks at its share of the tiles.

@@ -79,8 +79,8 @@ struct KeyTile {
   using Compute = typename ComputeOf<kIs16Bit, Stored>::Type;
   static constexpr bool kScalesQueries = !kIs16Bit;
 
-  // 16-bit: where chunk 2 * pair + odd of the row of key own_key + keys lies, permuted as any chunk:
-  // what follows from the lane once, then with constants. `keys` is a multiple of 8.
+  // 16-bit: where chunk 2 * pair + odd of the row of key own_key + keys lies, permuted as any
+  // chunk: what follows from the lane once, then with constants. `keys` is a multiple of 8.
   QUIRE_DEVICE static int matrix_own(int own_key, int odd) {
     return own_key * kRowBytes + ((16 * odd) ^ (16 * (own_key & 7)));
   }
@@ -201,8 +201,8 @@ class TileLoader {
   static_assert(kFirstIdKeys - Tile::kKeys + kStride * kLead * Tile::kKeys <=
                 kFirstIds * kKeysPerId);
 
-  // ids [kIdBytes] is the team's own, in shared memory. Takes the ids of kLead tiles from `first` on,
-  // which are in slots 0, 1, ..: those of the table or, where kKeysPerId keys share one, of
+  // ids [kIdBytes] is the team's own, in shared memory. Takes the ids of kLead tiles from `first`
+  // on, which are in slots 0, 1, ..: those of the table or, where kKeysPerId keys share one, of
   // first_ids (RunStart) unless it is null.
   QUIRE_DEVICE void begin(const AttendArgs& args, const Item& item, std::int32_t* ids, int first,
                           const std::int32_t* first_ids) {

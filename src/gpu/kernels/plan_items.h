@@ -183,7 +183,8 @@ QUIRE_DEVICE void find_first_ids(const PlanArgs& args, const Item& item,
   for (int i = 0; i < kFirstIds; ++i) {
     const int key = first_key + i * kKeysPerId;
     const bool wanted = are_known && key < item.key_end && key + kKeysPerId > item.key_begin;
-    ids[i] = wanted ? table[static_cast<unsigned>(key) / static_cast<unsigned>(args.block_size)] : 0;
+    ids[i] =
+        wanted ? table[static_cast<unsigned>(key) / static_cast<unsigned>(args.block_size)] : 0;
   }
 }
 
@@ -201,9 +202,9 @@ QUIRE_DEVICE void note_runs(const PlanArgs& args, int list, std::int64_t index, 
   }
 }
 
-// Where item `index` of a sequence lies among its items in the list. Those of many rows are taken one
-// by one. They lie head by head in the plan, in each the longest first; where they differ much, the
-// longest of all heads come first, so that what is taken last is short.
+// Where item `index` of a sequence lies among its items in the list. Those of many rows are taken
+// one by one. They lie head by head in the plan, in each the longest first; where they differ much,
+// the longest of all heads come first, so that what is taken last is short.
 QUIRE_DEVICE std::int64_t place_in_list(const PlanSpec& spec, const SequencePlan& plan,
                                         std::int64_t index, int list) {
   if (list < kNumRunLists || plan.num_row_tiles == 1) return index;
