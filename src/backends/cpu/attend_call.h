@@ -18,8 +18,14 @@ namespace quire::cpu {
 inline constexpr std::int64_t kChunk = 64;
 // The most that a level takes where it has many rows of one head.
 inline constexpr std::int64_t kMaxChunk = 256;
-// Scores that a level has under way at once: two blocks of 32 rows of that many keys.
-inline constexpr std::int64_t kMaxScores = 2 * 32 * kMaxChunk;
+// Elements T from a row of scores or weights to the next: a cache line more than its keys. Rows a
+// power of two apart would share few sets of the first cache.
+template <class T>
+constexpr std::int64_t score_stride(std::int64_t width) {
+  return width + 64 / static_cast<std::int64_t>(sizeof(T));
+}
+// Scores that a level has under way at once: two blocks of 32 rows, of two-byte elements at least.
+inline constexpr std::int64_t kMaxScores = 2 * 32 * score_stride<std::uint16_t>(kMaxChunk);
 // Rows (token, head in group) of one kv head that share one pass over K and V: a multiple of the
 // rows of every level's matrix block.
 inline constexpr std::int64_t kRowTile = 192;

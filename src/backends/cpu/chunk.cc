@@ -6,6 +6,17 @@
 namespace quire::cpu {
 namespace {
 
+// A whole tile of 16 keys, `k` and `v` being the places of the first: loops of a known length.
+void place_tile(std::int64_t block, std::int64_t lane, std::int64_t k, std::int64_t v,
+                Chunk& chunk) noexcept {
+  for (std::int64_t i = 0; i < kPairTile; ++i) chunk.block[lane + i] = block;
+  for (std::int64_t i = 0; i < kPairTile; ++i) chunk.k[lane + i] = k + 2 * i;
+  for (std::int64_t i = 0; i < kPairTile; i += 2) {
+    chunk.v[lane + i] = v + i * kPairTile;
+    chunk.v[lane + i + 1] = v + i * kPairTile + 1;
+  }
+}
+
 // Keys of one block, side by side in a plain layout, two by two in a tiled one. `lane` is the first
 // key's.
 void place_run(const AttendCall& call, std::int64_t block, std::int64_t token, std::int64_t lane,
@@ -13,7 +24,6 @@ void place_run(const AttendCall& call, std::int64_t block, std::int64_t token, s
   const KvCacheView& cache = call.cache;
   const std::int64_t k = element_offset(cache, KvTensor::kK, block, 0, 0, 0);
   const std::int64_t v = element_offset(cache, KvTensor::kV, block, 0, 0, 0);
-  for (std::int64_t i = lane; i < end; ++i) chunk.block[i] = block;
   if (cache.format.scales == ScaleGranularity::kPerTokenHead) {
     const std::int64_t k_scale = scale_offset(cache.k_scales, block, 0, token);
     const std::int64_t v_scale = scale_offset(cache.v_scales, block, 0, token);
@@ -24,6 +34,7 @@ void place_run(const AttendCall& call, std::int64_t block, std::int64_t token, s
   }
   if (cache.format.layout == KvLayoutId::kPlain) {
     for (std::int64_t i = lane; i < end; ++i) {
+      chunk.block[i] = block;
       chunk.k[i] = k + (token + (i - lane)) * cache.k_strides.token;
       chunk.v[i] = v + (token + (i - lane)) * cache.v_strides.token;
     }
@@ -31,13 +42,18 @@ void place_run(const AttendCall& call, std::int64_t block, std::int64_t token, s
   }
   while (lane < end) {  // the keys of one tile of K
     const std::int64_t in_tile = std::min(end - lane, kPairTile - token % kPairTile);
-    const std::int64_t tiled = pair_tiled_k(cache.head_dim, token, 0);
-    for (std::int64_t i = 0; i < in_tile; ++i) chunk.k[lane + i] = k + tiled + 2 * i;
-    if (cache.format.v_in_k) {
-      for (std::int64_t i = 0; i < in_tile; ++i) chunk.v[lane + i] = v + tiled + 2 * i;
+    const std::int64_t tiled_k = k + pair_tiled_k(cache.head_dim, token, 0);
+    if (in_tile == kPairTile && !cache.format.v_in_k) {
+      place_tile(block, lane, tiled_k, v + pair_tiled_v(cache.format.block_size, token, 0), chunk);
     } else {
-      for (std::int64_t i = 0; i < in_tile; ++i) {
-        chunk.v[lane + i] = v + pair_tiled_v(cache.format.block_size, token + i, 0);
+      for (std::int64_t i = 0; i < in_tile; ++i) chunk.block[lane + i] = block;
+      for (std::int64_t i = 0; i < in_tile; ++i) chunk.k[lane + i] = tiled_k + 2 * i;
+      if (cache.format.v_in_k) {
+        for (std::int64_t i = 0; i < in_tile; ++i) chunk.v[lane + i] = v - k + tiled_k + 2 * i;
+      } else {
+        for (std::int64_t i = 0; i < in_tile; ++i) {
+          chunk.v[lane + i] = v + pair_tiled_v(cache.format.block_size, token + i, 0);
+        }
       }
     }
     token += in_tile;

@@ -31,28 +31,35 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
   }
 
   // The rows of a head that go through the chunk together, or none (num_vectors is 0) if they see
-  // nothing of it. Blocks with other buffers may be under way at the same time.
-  RowBlock<Ops> row_block(const HeadRows<Ops>& head, const RowRange& range, std::int64_t buffer,
-                          bool fresh) const noexcept {
-    static_assert(Ops::kRowBlock * (Ops::kPipelined ? 2 : 1) * Ops::kWideChunk <= kMaxScores);
+  // nothing of it. Blocks with other buffers may be under way at the same time. Written in place:
+  // a copy would wait until what was stored before is in the cache.
+  QUIRE_INLINE void begin_block(const HeadRows<Ops>& head, const RowRange& range,
+                                std::int64_t buffer, bool fresh,
+                                RowBlock<Ops>& block) const noexcept {
+    static_assert(Ops::kRowBlock * (Ops::kPipelined ? 2 : 1) *
+                      score_stride<typename Ops::A>(Ops::kWideChunk) <=
+                  kMaxScores);
     const std::int64_t r = range.rows.begin - head.rows.begin;
-    const std::int64_t at = buffer * Ops::kRowBlock * this->chunk().width;
-    return {.kv_head = head.kv_head,
-            .rows = range.rows,
-            .q = head.q + r * head.q_stride,
-            .q_stride = head.q_stride,
-            .sums = head.sums + r * kMaxLanes,
-            .states = head.states.from(r),
-            .scores = scratch_.scores + at,
-            .weights = reinterpret_cast<typename Ops::A*>(scratch_.weights) + at,
-            .num_vectors = this->visible_vectors(range),
-            .all_visible = this->all_visible(range),
-            .fresh = fresh};
+    const std::int64_t first = buffer * Ops::kRowBlock;
+    block.kv_head = head.kv_head;
+    block.rows = range.rows;
+    block.q = head.q + r * head.q_stride;
+    block.q_stride = head.q_stride;
+    block.sums = head.sums + r * kMaxLanes;
+    block.states = head.states.from(r);
+    block.scores = scratch_.scores + first * this->score_stride();
+    block.weights =
+        reinterpret_cast<typename Ops::A*>(scratch_.weights) + first * this->weight_stride();
+    block.num_vectors = this->visible_vectors(range);
+    block.clear = this->clear_vectors(range);
+    block.all_visible = this->all_visible(range);
+    block.fresh = fresh;
   }
 
   void attend(const HeadRows<Ops>& head, const RowRanges<Ops>& ranges) noexcept {
     for (int i = 0; i < ranges.count; ++i) {
-      const RowBlock<Ops> block = row_block(head, ranges.range[i], 0, false);
+      RowBlock<Ops> block;
+      begin_block(head, ranges.range[i], 0, false, block);
       if (block.num_vectors == 0) continue;
       score(block);
       soften_rows(block);
@@ -63,12 +70,12 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
   void score(const RowBlock<Ops>& block) noexcept {
     score_from(block, [&](const auto& keys) {
       Ops::multiply(block.q, false, block.q_stride, block.rows.size(), keys, block.num_vectors,
-                    block.scores, this->chunk().width, true, ahead_);
+                    block.scores, this->score_stride(), true, ahead_);
     });
   }
   void accumulate(const RowBlock<Ops>& block) noexcept {
     accumulate_from(block, [&](const auto& values, std::int64_t vectors) {
-      Ops::multiply(block.weights, this->per_token(), this->chunk().width, block.rows.size(),
+      Ops::multiply(block.weights, this->per_token(), this->weight_stride(), block.rows.size(),
                     values, vectors, block.states.data, block.states.stride, block.fresh, ahead_);
     });
   }
@@ -105,7 +112,7 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
             dims % Ops::kPlainDimStep == 0 && call_.spec.q_dtype != DType::kF32) {
           find_rows(k_, chunk.k, chunk.width, rows);
           Ops::score_rows(block.q, block.q_stride, block.rows.size(), rows, chunk.width, dims,
-                          block.scores, ahead_);
+                          block.scores, this->score_stride(), ahead_);
           return;
         }
       }
@@ -131,9 +138,9 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
       multiply(PanelSource<Ops>{v_panel(), stride, block.num_vectors * kLanes / 2}, vectors);
     } else {
       if (block.fresh) clear_rows(block.states, block.rows.size());
-      Ops::accumulate_careful(block.weights, chunk.width, block.rows.size(), this->per_token(),
-                              v_panel(), stride, std::min(chunk.end, block.num_vectors * kLanes),
-                              vectors, block.states);
+      Ops::accumulate_careful(
+          block.weights, this->weight_stride(), block.rows.size(), this->per_token(), v_panel(),
+          stride, std::min(chunk.end, block.num_vectors * kLanes), vectors, block.states);
     }
   }
 

@@ -7,7 +7,7 @@
 template <class T>
 inline void score_along_dims(const float* q, std::int64_t q_stride, std::int64_t num_rows,
                              const T* const* rows, std::int64_t width, std::int64_t dims, float* s,
-                             PrefetchWalk& ahead) noexcept {
+                             std::int64_t s_stride, PrefetchWalk& ahead) noexcept {
   constexpr int kKeys = 4;
   const auto block = [&]<int kRows>(std::int64_t r) {
     for (std::int64_t first = 0; first < width; first += kLanes) {
@@ -40,7 +40,7 @@ inline void score_along_dims(const float* q, std::int64_t q_stride, std::int64_t
         }
       }
       QUIRE_UNROLL
-      for (int i = 0; i < kRows; ++i) store(s + (r + i) * width + first, add_lanes(lanes[i]));
+      for (int i = 0; i < kRows; ++i) store(s + (r + i) * s_stride + first, add_lanes(lanes[i]));
     }
   };
   std::int64_t r = 0;
@@ -105,8 +105,8 @@ struct F32 {
   template <class T>
   static void score_rows(const float* q, std::int64_t q_stride, std::int64_t num_rows,
                          const T* const* rows, std::int64_t width, std::int64_t dims, float* s,
-                         PrefetchWalk& ahead) noexcept {
-    score_along_dims(q, q_stride, num_rows, rows, width, dims, s, ahead);
+                         std::int64_t s_stride, PrefetchWalk& ahead) noexcept {
+    score_along_dims(q, q_stride, num_rows, rows, width, dims, s, s_stride, ahead);
   }
 
   // Step `pair` of k: of a panel, of two rows of V, of a tile.

@@ -87,9 +87,10 @@ struct RowBlock {
   std::int64_t q_stride = 0;
   float* sums = nullptr;               // [rows, kMaxLanes]
   RowStates states;                    // [rows]
-  float* scores = nullptr;             // [rows, chunk width]
-  typename Ops::A* weights = nullptr;  // as scores
+  float* scores = nullptr;             // [rows, score_stride of the chunk]
+  typename Ops::A* weights = nullptr;  // likewise
   std::int64_t num_vectors = 0;        // of scores, up to the last key that some row sees
+  IndexRange clear;                    // vectors of which every row sees every key
   bool all_visible = false;            // every row sees every key of the chunk: no mask
   bool fresh = false;                  // nothing has been added to O, which holds anything
 };

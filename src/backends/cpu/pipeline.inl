@@ -50,12 +50,13 @@ class Pipeline {
   // The block of rows that follows, unless it sees nothing. It takes the buffer of the one that is
   // done by then.
   bool push(Step& step, const HeadRows<Ops>& head, const RowRange& range, bool fresh) noexcept {
-    Stage next{&step, step.row_block(head, range, num_pushed_ % 2, fresh)};
+    Stage& next = stages_[(num_pushed_ + 1) % kDepth];
+    next.step = &step;
+    step.begin_block(head, range, num_pushed_ % 2, fresh, next.block);
     if (next.block.num_vectors == 0) return false;
     // Softening may scale rows, which must not be under way elsewhere.
     if (num_waiting_ > 0 && last().block.states.data == next.block.states.data) flush();
     ++num_pushed_;
-    stages_[num_pushed_ % kDepth] = next;
     if (num_waiting_ == 0) {
       step.score(next.block);
     } else {
@@ -127,7 +128,7 @@ class Pipeline {
       stage.step->score_from(block, [&]<class Keys>(const Keys& keys) {
         if constexpr (Ops::template is_pipelined<Keys>()) {
           Ops::multiply_meanwhile(block.q, block.q_stride, keys, block.num_vectors, block.scores,
-                                  Ops::kWideChunk, true, ahead_, meanwhile);
+                                  stage.step->score_stride(), true, ahead_, meanwhile);
         }
       });
     });
@@ -147,7 +148,7 @@ class Pipeline {
       stage.step->accumulate_from(
           block, [&]<class Values>(const Values& values, std::int64_t vectors) {
             if constexpr (Ops::template is_pipelined<Values>()) {
-              Ops::multiply_meanwhile(block.weights, Ops::kWideChunk, values, vectors,
+              Ops::multiply_meanwhile(block.weights, stage.step->weight_stride(), values, vectors,
                                       block.states.data, block.states.stride, block.fresh, ahead_,
                                       meanwhile);
             }

@@ -30,16 +30,18 @@ class QuickSoftener {
       Vec even;  // weights that wait for those of the next vector
     };
     Row row[kRows];
+    Vec factor;
   };
 
   bool ready() const noexcept { return row_ + kRows <= last_; }
   QUIRE_INLINE Hand take() const noexcept {
     Hand hand;
+    hand.factor = set1(factor_);
     QUIRE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       typename Hand::Row& row = hand.row[i];
-      row.s = block_.scores + (row_ + i) * kWidth;
-      row.p = block_.weights + (row_ + i) * kWidth;
+      row.s = block_.scores + (row_ + i) * score_stride<float>(kWidth);
+      row.p = block_.weights + (row_ + i) * score_stride<typename Ops::A>(kWidth);
       if constexpr (kMasked) row.seen = chunk_.keys_of_row(block_, row_ + i);
       float& max = block_.states.max(row_ + i);
       if (max == kNegativeInfinity) [[unlikely]] {
@@ -57,11 +59,13 @@ class QuickSoftener {
     QUIRE_UNROLL
     for (int i = 0; i < kRows; ++i) {
       typename Hand::Row& row = hand.row[i];
-      const Vec x = exact_fms(score(row.s, row.seen, kPart), set1(factor_), row.max);
+      Vec s = score(row.s, kPart);
+      if (kMasked && !is_clear(kPart)) s = visible(s, row.seen, kPart);
+      const Vec x = exact_fms(s, hand.factor, row.max);
       row.top = max_of(x, row.top);
       const Vec weight = exp2<Ops::kExp2Degree>(x);
-      row.sum = add(row.sum, weight);
       if constexpr (kPerToken) {
+        row.sum = add(row.sum, weight);
         const Vec scaled = zero_where_zero(weight, mul(weight, chunk_.v_scale(kPart)));
         if constexpr (!Ops::kWeightsInPairs) {
           Ops::store_scaled_weights(row.p + kPart * kLanes, scaled);
@@ -71,10 +75,12 @@ class QuickSoftener {
           Ops::store_scaled_weights(row.p + (kPart - 1) * kLanes, row.even, scaled);
         }
       } else if constexpr (!Ops::kWeightsInPairs) {
+        row.sum = add(row.sum, weight);
         Ops::store_weights(row.p + kPart * kLanes, weight);
       } else if constexpr (kPart % 2 == 0) {
         row.even = weight;
       } else {
+        row.sum = add(row.sum, add(row.even, weight));
         Ops::store_weights(row.p + (kPart - 1) * kLanes, Ops::round_weights(row.even, weight));
       }
     }
@@ -106,18 +112,29 @@ class QuickSoftener {
   }
 
  private:
-  QUIRE_INLINE Vec score(const float* s, const KeyRange& seen, std::int64_t vector) const noexcept {
-    Vec x = load(s + vector * kLanes);
-    if constexpr (kPerToken) x = mul(x, chunk_.k_scale(vector));
-    if constexpr (!kMasked) return x;
-    return keep_lanes(x, seen.begin - vector * kLanes, seen.end - vector * kLanes,
+  QUIRE_INLINE Vec score(const float* s, std::int64_t vector) const noexcept {
+    const Vec x = load(s + vector * kLanes);
+    if constexpr (kPerToken) return mul(x, chunk_.k_scale(vector));
+    return x;
+  }
+  QUIRE_INLINE bool is_clear(std::int64_t vector) const noexcept {
+    return vector >= block_.clear.begin && vector < block_.clear.end;
+  }
+  QUIRE_INLINE static Vec visible(Vec s, const KeyRange& seen, std::int64_t vector) noexcept {
+    return keep_lanes(s, seen.begin - vector * kLanes, seen.end - vector * kLanes,
                       set1(kNegativeInfinity));
   }
-  // The largest score, if no chunk has been seen before: -inf where nothing is visible yet.
+  // The largest score of the first vector that is visible, if no chunk has been seen before: others
+  // are seldom so much larger that they matter. -inf where nothing is visible yet.
   float first_max(const float* s, const KeyRange& seen) const noexcept {
-    Vec top = set1(kNegativeInfinity);
-    for (std::int64_t i = 0; i < block_.num_vectors; ++i) top = max_of(score(s, seen, i), top);
-    return reduce_max(mul(top, set1(factor_)));
+    float max = kNegativeInfinity;
+    for (std::int64_t i = 0; i < block_.num_vectors && max == kNegativeInfinity; ++i) {
+      Vec x = score(s, i);
+      if constexpr (kMasked) x = visible(x, seen, i);
+      const Vec top = max_of(x, set1(kNegativeInfinity));  // without NaN
+      max = reduce_max(mul(top, set1(factor_)));
+    }
+    return max;
   }
 
   const ScoresOfChunk<Ops>& chunk_;

@@ -24,6 +24,11 @@ class ScoresOfChunk {
   }
 
   const Chunk& chunk() const noexcept { return *chunk_; }
+  // From one row of a block to the next.
+  std::int64_t score_stride() const noexcept { return cpu::score_stride<float>(chunk_->width); }
+  std::int64_t weight_stride() const noexcept {
+    return cpu::score_stride<typename Ops::A>(chunk_->width);
+  }
   // Every key has scales of its own.
   bool per_token() const noexcept { return per_token_; }
 
@@ -35,6 +40,12 @@ class ScoresOfChunk {
     }
     const std::int64_t end = round_up(rows.seen.end - chunk_->first, kSkippedKeys) / kLanes;
     return std::min(num_vectors_, end);
+  }
+  // Those of which every row sees every key.
+  IndexRange clear_vectors(const RowRange& rows) const noexcept {
+    const std::int64_t begin = std::max(rows.all.begin - chunk_->first, chunk_->begin);
+    const std::int64_t end = std::min(rows.all.end - chunk_->first, chunk_->end);
+    return {(begin + kLanes - 1) / kLanes, end / kLanes};
   }
   bool all_visible(const RowRange& rows) const noexcept {
     return chunk_->whole() && chunk_->first >= rows.all.begin &&
@@ -48,7 +59,7 @@ class ScoresOfChunk {
   void soften_one(const RowBlock<Ops>& block, std::int64_t r) const noexcept {
     const std::int64_t row = block.rows.begin + r;
     const float scale = call_.params.scale * k_scale_;
-    float* s = block.scores + r * chunk_->width;
+    float* s = block.scores + r * score_stride();
     float factor = scale * kLog2E;
     if (per_token_) {
       for (std::int64_t i = 0; i < block.num_vectors * kLanes; i += kLanes) {
@@ -73,7 +84,7 @@ class ScoresOfChunk {
     const auto soften_vectors = [&]<int kCount>() {
       return soften_row<Ops, kCount>(s, block.num_vectors, factor, per_token_ ? v_scales_ : nullptr,
                                      &block.states.max(r), block.sums + r * kMaxLanes,
-                                     block.weights + r * chunk_->width);
+                                     block.weights + r * weight_stride());
     };
     constexpr int kFull = kChunk / kLanes;
     const float rescale = block.num_vectors == kFull ? soften_vectors.template operator()<kFull>()

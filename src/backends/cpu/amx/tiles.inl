@@ -170,23 +170,19 @@ struct AmxDot : Bf16Base {
     static constexpr void put(const Hand& /*hand*/) noexcept {}
   };
 
-  // C tiles of up to 32 rows and columns: zero, or from memory, or to it.
-  template <bool kTwoRows, bool kTwoColumns>
+  // C tiles of up to 16 rows and 32 columns: zero, or from memory.
+  template <bool kTwoColumns>
   QUIRE_INLINE static void begin_sums(const float* c, std::int64_t c_stride,
                                       bool from_zero) noexcept {
     if (from_zero) {
       QUIRE_TILE_ZERO(0);
       if constexpr (kTwoColumns) QUIRE_TILE_ZERO(1);
-      if constexpr (kTwoRows) QUIRE_TILE_ZERO(2);
-      if constexpr (kTwoRows && kTwoColumns) QUIRE_TILE_ZERO(3);
       return;
     }
-    const float* c1 = c + 16 * c_stride;
     QUIRE_TILE_LOAD(0, c, c_stride * 4);
     if constexpr (kTwoColumns) QUIRE_TILE_LOAD(1, c + 16, c_stride * 4);
-    if constexpr (kTwoRows) QUIRE_TILE_LOAD(2, c1, c_stride * 4);
-    if constexpr (kTwoRows && kTwoColumns) QUIRE_TILE_LOAD(3, c1 + 16, c_stride * 4);
   }
+  // C tiles of up to 32 rows and columns to memory.
   template <bool kTwoRows, bool kTwoColumns>
   QUIRE_INLINE static void end_sums(float* c, std::int64_t c_stride) noexcept {
     float* c1 = c + 16 * c_stride;
@@ -203,7 +199,7 @@ struct AmxDot : Bf16Base {
                                             std::int64_t column, float* c, std::int64_t c_stride,
                                             bool from_zero, PrefetchWalk& ahead) noexcept {
     alignas(64) BFloat16 buffers[2][512];
-    begin_sums<false, kTwoColumns>(c + column * 16, c_stride, from_zero);
+    begin_sums<kTwoColumns>(c + column * 16, c_stride, from_zero);
     const std::int64_t steps = num_steps(b);
     for (std::int64_t step = 0; step < steps; ++step, a += 32) {
       TilePlace tiles[2];
@@ -229,13 +225,46 @@ struct AmxDot : Bf16Base {
     end_sums<false, kTwoColumns>(c + column * 16, c_stride);
   }
 
+  // The C tiles of 32 rows, two columns at a time. A tile that is stored at once holds up what
+  // follows until its last product is there, so it stays until its register is needed again.
+  struct Sums {
+    float* c;                   // of the columns under way
+    float* unstored = nullptr;  // of those before, if their tiles are still to be stored
+    std::int64_t stride;
+    bool from_zero;
+
+    // Makes room for the columns under way in one tile.
+    template <int kTile>
+    QUIRE_INLINE void turn() const noexcept {
+      const std::int64_t at = kTile / 2 * 16 * stride + kTile % 2 * 16;
+      if (unstored != nullptr) {
+        if constexpr (kTile == 0) QUIRE_TILE_STORE(0, unstored + at, stride * 4);
+        if constexpr (kTile == 1) QUIRE_TILE_STORE(1, unstored + at, stride * 4);
+        if constexpr (kTile == 2) QUIRE_TILE_STORE(2, unstored + at, stride * 4);
+        if constexpr (kTile == 3) QUIRE_TILE_STORE(3, unstored + at, stride * 4);
+      }
+      if (from_zero) {
+        if constexpr (kTile == 0) QUIRE_TILE_ZERO(0);
+        if constexpr (kTile == 1) QUIRE_TILE_ZERO(1);
+        if constexpr (kTile == 2) QUIRE_TILE_ZERO(2);
+        if constexpr (kTile == 3) QUIRE_TILE_ZERO(3);
+      } else {
+        if constexpr (kTile == 0) QUIRE_TILE_LOAD(0, c + at, stride * 4);
+        if constexpr (kTile == 1) QUIRE_TILE_LOAD(1, c + at, stride * 4);
+        if constexpr (kTile == 2) QUIRE_TILE_LOAD(2, c + at, stride * 4);
+        if constexpr (kTile == 3) QUIRE_TILE_LOAD(3, c + at, stride * 4);
+      }
+    }
+  };
+
   // One step of 32 rows: the products of two tiles of A and one or two of B. After each of its
   // (eight) tile operations a part of some other work: the core does both at once.
   template <bool kTwoColumns, int kFirstPart, class B, class Meanwhile, class Hand>
   QUIRE_INLINE static void multiply_step(const BFloat16* a, std::int64_t a_stride, const B& b,
-                                         std::int64_t column, std::int64_t step,
+                                         std::int64_t column, std::int64_t step, const Sums& sums,
                                          BFloat16 (&buffers)[2][512], Meanwhile& meanwhile,
                                          Hand& hand) noexcept {
+    const bool first = kFirstPart == 0 && step == 0;
     const TilePlace b0 = place(b, column, step, buffers[0]);
     QUIRE_TILE_LOAD(4, a, a_stride * 2);
     meanwhile.template part<kFirstPart>(hand);
@@ -248,39 +277,45 @@ struct AmxDot : Bf16Base {
       QUIRE_TILE_STREAM(7, b1.data, b1.stride_bytes);
     }
     meanwhile.template part<kFirstPart + 3>(hand);
+    if (first) sums.turn<0>();
     QUIRE_TILE_DOT(0, 4, 6);
     meanwhile.template part<kFirstPart + 4>(hand);
+    if (first) sums.turn<2>();
     QUIRE_TILE_DOT(2, 5, 6);
     meanwhile.template part<kFirstPart + 5>(hand);
-    if constexpr (kTwoColumns) QUIRE_TILE_DOT(1, 4, 7);
+    if constexpr (kTwoColumns) {
+      if (first) sums.turn<1>();
+      QUIRE_TILE_DOT(1, 4, 7);
+    }
     meanwhile.template part<kFirstPart + 6>(hand);
-    if constexpr (kTwoColumns) QUIRE_TILE_DOT(3, 5, 7);
+    if constexpr (kTwoColumns) {
+      if (first) sums.turn<3>();
+      QUIRE_TILE_DOT(3, 5, 7);
+    }
     meanwhile.template part<kFirstPart + 7>(hand);
   }
 
-  // 17 to 32 rows of up to 32 columns, with other work in every two steps. With kLow, A is the sum
-  // of two: the other lies kLowWeights further on.
+  // 17 to 32 rows of up to 32 columns, with other work in every two steps. The sums stay in their
+  // tiles. With kLow, A is the sum of two: the other lies kLowWeights further on.
   template <bool kTwoColumns, bool kLow, int kFetch, class B, class Meanwhile>
   QUIRE_INLINE static void multiply_two_rows(const BFloat16* a, std::int64_t a_stride, const B& b,
-                                             std::int64_t column, float* c, std::int64_t c_stride,
-                                             bool from_zero, PrefetchWalk& ahead,
-                                             Meanwhile& meanwhile) noexcept {
+                                             std::int64_t column, const Sums& sums,
+                                             PrefetchWalk& ahead, Meanwhile& meanwhile) noexcept {
     alignas(64) BFloat16 buffers[2][512];
-    begin_sums<true, kTwoColumns>(c + column * 16, c_stride, from_zero);
     const std::int64_t steps = num_steps(b);
     std::int64_t step = 0;
     for (; step + 2 <= steps && meanwhile.ready(); step += 2, a += 64) {
       auto hand = meanwhile.take();
-      multiply_step<kTwoColumns, 0>(a, a_stride, b, column, step, buffers, meanwhile, hand);
+      multiply_step<kTwoColumns, 0>(a, a_stride, b, column, step, sums, buffers, meanwhile, hand);
       if constexpr (kFetch > 0) ahead.template steps<2 * kFetch>();
-      multiply_step<kTwoColumns, 8>(a + 32, a_stride, b, column, step + 1, buffers, meanwhile,
+      multiply_step<kTwoColumns, 8>(a + 32, a_stride, b, column, step + 1, sums, buffers, meanwhile,
                                     hand);
       meanwhile.put(hand);
     }
     Nothing nothing;
     Nothing::Hand none;
     for (; step < steps; ++step, a += 32) {
-      multiply_step<kTwoColumns, 0>(a, a_stride, b, column, step, buffers, nothing, none);
+      multiply_step<kTwoColumns, 0>(a, a_stride, b, column, step, sums, buffers, nothing, none);
       if constexpr (kFetch > 0) ahead.template steps<kFetch>();
       if constexpr (kLow) {
         QUIRE_TILE_LOAD(4, a + kLowWeights, a_stride * 2);
@@ -291,7 +326,6 @@ struct AmxDot : Bf16Base {
         if constexpr (kTwoColumns) QUIRE_TILE_DOT(3, 5, 7);
       }
     }
-    end_sums<true, kTwoColumns>(c + column * 16, c_stride);
   }
 
   // Columns from `column` on of up to 32 rows, kFetch lines ahead for every tile of B. REQUIRES:
@@ -301,20 +335,26 @@ struct AmxDot : Bf16Base {
                                          std::int64_t column, std::int64_t num_vectors, float* c,
                                          std::int64_t c_stride, bool from_zero, PrefetchWalk& ahead,
                                          Meanwhile& meanwhile) noexcept {
+    Sums sums{.c = nullptr, .stride = c_stride, .from_zero = from_zero};
     const auto multiply_columns_at = [&]<bool kTwo>(std::int64_t at) QUIRE_INLINE_LAMBDA {
       constexpr int kLines = kTwo ? 2 * kFetch : kFetch;
       if constexpr (kRowTiles == 1) {
         multiply_one_row<kTwo, kLow, kLines>(a, a_stride, b, at, c, c_stride, from_zero, ahead);
       } else {
-        multiply_two_rows<kTwo, kLow, kLines>(a, a_stride, b, at, c, c_stride, from_zero, ahead,
-                                              meanwhile);
+        sums.c = c + at * 16;
+        multiply_two_rows<kTwo, kLow, kLines>(a, a_stride, b, at, sums, ahead, meanwhile);
+        sums.unstored = sums.c;
       }
     };
     for (; column + 2 <= num_vectors; column += 2) {
       multiply_columns_at.template operator()<true>(column);
     }
+    if (sums.unstored != nullptr) end_sums<true, true>(sums.unstored, c_stride);
     if constexpr (!is_plain(static_cast<const B*>(nullptr))) {
-      if (column < num_vectors) multiply_columns_at.template operator()<false>(column);
+      if (column == num_vectors) return;
+      sums.unstored = nullptr;
+      multiply_columns_at.template operator()<false>(column);
+      if constexpr (kRowTiles == 2) end_sums<true, false>(sums.c, c_stride);
     }
   }
 
@@ -431,7 +471,7 @@ struct AmxDot : Bf16Base {
   template <class T>
   static void score_rows(const BFloat16* q, std::int64_t q_stride, std::int64_t num_rows,
                          const T* const* rows, std::int64_t width, std::int64_t dims, float* s,
-                         PrefetchWalk& ahead) noexcept {
+                         std::int64_t s_stride, PrefetchWalk& ahead) noexcept {
     constexpr std::int64_t kMaxSteps = 16;  // of dims; more begin again from the sums so far
     constexpr int kLines = static_cast<int>(16 * sizeof(T) / sizeof(BFloat16));
     alignas(64) BFloat16 q_tiles[kMaxSteps][512];
@@ -460,8 +500,8 @@ struct AmxDot : Bf16Base {
         }
         QUIRE_TILE_STORE(4, sums[0], 64);
         QUIRE_TILE_STORE(5, sums[1], 64);
-        add_transposed(sums[0], num_rows, first > 0, s + key, width);
-        add_transposed(sums[1], num_rows, first > 0, s + key + 16, width);
+        add_transposed(sums[0], num_rows, first > 0, s + key, s_stride);
+        add_transposed(sums[1], num_rows, first > 0, s + key + 16, s_stride);
       }
     }
   }
