@@ -102,7 +102,8 @@ struct PlanArgs {
   RunStart* starts[kNumRunLists] = {};       // [num_runs] each
   std::int32_t num_runs[kNumRunLists] = {};  // 0: nobody asks for them
   std::int32_t block_size = 1;               // of the cache
-  std::int32_t* merge_counters = nullptr;    // [max_merges], zeroed
+  Divider by_block_size;
+  std::int32_t* merge_counters = nullptr;  // [max_merges], zeroed
   PlanCounts* counts = nullptr;
   std::uint64_t* host_fault = nullptr;  // in host memory, for the next call to find
 };

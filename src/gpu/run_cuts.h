@@ -11,28 +11,13 @@
 
 namespace quire::gpu {
 
-// Sums over the units of a list.
 struct ListTotals {
   std::int64_t items = 0;
-  std::int64_t units = 0;
   std::int64_t cost = 0;
-  std::uint64_t squared_items = 0;  // of each unit; may wrap
-  double squared_cost = 0.0;
 
   QUIRE_HOST_DEVICE constexpr void add(const ListTotals& other) {
     items += other.items;
-    units += other.units;
     cost += other.cost;
-    squared_items += other.squared_items;
-    squared_cost += other.squared_cost;
-  }
-  // Units have as many items as each other, and cost about the same: by 6 %, the root of the mean
-  // square.
-  QUIRE_HOST_DEVICE constexpr bool are_units_alike() const {
-    const auto all = static_cast<std::uint64_t>(items);
-    const auto sum = static_cast<double>(cost);
-    return squared_items * static_cast<std::uint64_t>(units) == all * all &&
-           squared_cost * static_cast<double>(units) <= 1.004 * sum * sum;
   }
 };
 
@@ -41,11 +26,12 @@ struct RunCuts {
   std::int64_t items_per_run = 0;  // or 0: cut by cost
 };
 
-QUIRE_HOST_DEVICE constexpr RunCuts cut_runs(const ListTotals& list, std::int64_t max_runs) {
+// per_unit: the items of every unit, or 0 where units are not alike.
+QUIRE_HOST_DEVICE constexpr RunCuts cut_runs(const ListTotals& list, std::int64_t per_unit,
+                                             std::int64_t max_runs) {
   // Few items, one each: thread blocks that follow each other lie on different processors.
   if (list.items <= max_runs) return {list.items, 1};
-  if (list.items == list.units || !list.are_units_alike()) return {max_runs, 0};
-  const std::int64_t per_unit = list.items / list.units;
+  if (per_unit < 2) return {max_runs, 0};
   const std::int64_t per_run = (list.items + max_runs - 1) / max_runs;
   const std::int64_t num_runs = (list.items + per_run - 1) / per_run;
   const bool are_aligned = per_run % per_unit == 0 || per_unit % per_run == 0;

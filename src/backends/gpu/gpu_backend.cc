@@ -276,6 +276,7 @@ class GpuBackend final : public AttentionBackend {
       args.num_runs[i] = mine.layout.num_runs[i];
     }
     args.block_size = prepared.spec().kv.block_size;
+    args.by_block_size = make_divider(args.block_size);
     args.merge_counters = mine.at<std::int32_t>(mine.layout.merge_counters);
     args.counts = mine.counts();
     args.host_fault = mine.host_fault;
@@ -299,7 +300,8 @@ class GpuBackend final : public AttentionBackend {
     args.new_kv = new_kv;
     args.cache = cache;
     if (args.vectors.num_items > 0) {
-      launch({.kind = KernelKind::kAppendVectors},
+      launch({.kind = args.vectors.sets_scales ? KernelKind::kAppendScaled
+                                               : KernelKind::kAppendVectors},
              fill_device(args.vectors.num_items, kShortBlocksPerProcessor), args, stream);
     } else {
       launch({.kind = KernelKind::kAppendRows}, fill_device(ceil_div(rows, 8), 8), args, stream);

@@ -20,6 +20,7 @@ enum class KernelKind : std::uint8_t {
   kCheckBlocks,
   kAppendRows,
   kAppendVectors,
+  kAppendScaled,
   kCopyBlocks,
   kCopyRecords,
   kMergePartials,

@@ -220,12 +220,11 @@ QUIRE_DEVICE void find_largest(const AppendFlight& flight, int lane_bits, const 
   }
 }
 
-template <class Source, class Stored>
+// kSetsScales: of rows that are one piece each, and their lanes one team's.
+template <class Source, class Stored, bool kSetsScales>
 QUIRE_DEVICE void append_as(const AppendArgs& args) {
   constexpr bool kQuantizes = sizeof(Stored) == 1;
   const AppendVectors& plan = args.vectors;
-  // Of rows that are one piece each, and their lanes one team's.
-  const bool sets_scales = kQuantizes && plan.sets_scales;
   for (int item = block_index(); item < plan.num_items; item += num_blocks()) {
     const AppendPlace place = append_place(plan, item);
     const AppendSide& side = plan.sides[place.side];
@@ -234,7 +233,7 @@ QUIRE_DEVICE void append_as(const AppendArgs& args) {
     float largest[kAppendRows] = {};
     bool are_small[kAppendRows] = {};
     RowScale by{1.0F, 1.0F, true};
-    if (sets_scales) {
+    if constexpr (kSetsScales) {
       find_largest<Source>(flight, plan.lane_bits, largest_of, largest);
       bool is_finite = true;
       QUIRE_UNROLL
@@ -257,7 +256,7 @@ QUIRE_DEVICE void append_as(const AppendArgs& args) {
       const auto slot = static_cast<std::int32_t>(flight.slots[k]);
       const std::int32_t block = divide(slot, plan.by_block_size);
       const std::int32_t token = slot - block * plan.block_size;
-      if (sets_scales) {
+      if constexpr (kSetsScales) {
         by = make_token_scale(token_head_scale(kDTypeOf<Stored>, largest[k]));
         float* scale = side.scales + strided_offset(side.scale_strides, block, place.head, token);
         if (place.lane == 0) *scale = by.scale;
@@ -273,26 +272,27 @@ QUIRE_DEVICE void append_as(const AppendArgs& args) {
   }
 }
 
-template <class Source>
+template <class Source, bool kSetsScales>
 QUIRE_DEVICE void append_from(const AppendArgs& args) {
   switch (args.cache.format.dtype) {
     case DType::kF8E4M3:
-      return append_as<Source, Float8E4M3>(args);
+      return append_as<Source, Float8E4M3, kSetsScales>(args);
     case DType::kF8E5M2:
-      return append_as<Source, Float8E5M2>(args);
+      return append_as<Source, Float8E5M2, kSetsScales>(args);
     case DType::kI8:
-      return append_as<Source, std::int8_t>(args);
+      return append_as<Source, std::int8_t, kSetsScales>(args);
     default:
-      return append_as<Source, Source>(args);
+      if constexpr (!kSetsScales) append_as<Source, Source, false>(args);
   }
 }
 
-// REQUIRES: the host found that rows can be taken in chunks.
+// REQUIRES: the host found that rows can be taken in chunks; kSetsScales is plan.sets_scales.
+template <bool kSetsScales>
 QUIRE_DEVICE void append_vectors(const AppendArgs& args) {
   if (args.new_kv.k.dtype == DType::kBF16) {
-    append_from<BFloat16>(args);
+    append_from<BFloat16, kSetsScales>(args);
   } else {
-    append_from<Float16>(args);
+    append_from<Float16, kSetsScales>(args);
   }
 }
 

@@ -51,7 +51,14 @@ struct AppendVectorsKernel : KernelDefaults {
   static constexpr int kThreads = kAppendThreads;
   static constexpr int kSharedBytes = 0;
   static constexpr int kMinBlocks = 5;
-  QUIRE_DEVICE static void run(const Args& args) { append_vectors(args); }
+  QUIRE_DEVICE static void run(const Args& args) { append_vectors<false>(args); }
+};
+struct AppendScaledKernel : KernelDefaults {
+  using Args = AppendArgs;
+  static constexpr int kThreads = kAppendThreads;
+  static constexpr int kSharedBytes = 0;
+  static constexpr int kMinBlocks = 4;
+  QUIRE_DEVICE static void run(const Args& args) { append_vectors<true>(args); }
 };
 struct CopyBlocksKernel : KernelDefaults {
   using Args = CopyArgs;
@@ -159,6 +166,8 @@ auto with_common_kernel(const KernelId& id, Use&& use) {
       return use(AppendRowsKernel{});
     case KernelKind::kAppendVectors:
       return use(AppendVectorsKernel{});
+    case KernelKind::kAppendScaled:
+      return use(AppendScaledKernel{});
     case KernelKind::kCopyBlocks:
       return use(CopyBlocksKernel{});
     case KernelKind::kCopyRecords:

@@ -11,6 +11,7 @@
 
 #include "attention/mask.h"
 #include "gpu/device_api.h"
+#include "gpu/divider.h"
 #include "gpu/kernel_args.h"
 #include "gpu/run_cuts.h"
 #include "layout/kv_offset.h"
@@ -31,10 +32,21 @@ struct ListItems {
 // Beginning and ending an item of few rows takes as long as so many of its keys.
 inline constexpr std::int64_t kItemKeys = 64;
 
+// What a list holds in all, and the items of each of its units: 0 where these differ.
+struct ListSummary {
+  ListTotals totals;
+  std::int64_t per_unit = 0;
+};
+struct BatchSummary {
+  ListSummary list[kNumRunLists];
+};
+
 struct PlanShared {
   SequencePlan sequences[kPlanThreads];
   PlanOffsets offsets[kPlanThreads + 1];  // of all sequences before, previous rounds too
   ListItems lists[kPlanThreads + 1];      // the same of the items in each list but the last
+  SequencePlan first;                     // of the whole batch
+  int num_unlike[kNumRunLists];           // sequences of a list that are not like it
 };
 
 // Notes the fault that stands first; a later one loses.
@@ -67,11 +79,11 @@ QUIRE_DEVICE SequencePlan plan_checked(const PlanArgs& args, std::int64_t s) {
   return SequencePlan{};
 }
 
-// Inclusive sums of offsets[1 ..] and lists[1 ..] on top of element 0.
-QUIRE_DEVICE void scan_offsets(PlanShared& shared) {
+// Inclusive sums of offsets[1 .. count] and lists[1 .. count] on top of element 0.
+QUIRE_DEVICE void scan_offsets(PlanShared& shared, int count) {
   const int i = thread_index() + 1;
-  for (int step = 1; step <= kPlanThreads; step *= 2) {
-    const bool adds = i >= step;
+  for (int step = 1; step <= count; step *= 2) {
+    const bool adds = i >= step && i <= count;
     PlanOffsets before{};
     ListItems items_before{};
     if (adds) {
@@ -143,57 +155,93 @@ QUIRE_DEVICE ListItems list_items(const PlanSpec& spec, const SequencePlan& plan
   ListItems items{};
   const int list = list_of(spec, plan);
   if (counts.items == 0 || list >= kNumRunLists) return items;
-  ListTotals& own = items.list[list];
-  own.items = counts.items;
-  own.units = plan.num_units();
-  const std::int64_t unit_cost = tile_keys(spec, plan, 0).size() + plan.num_splits * kItemKeys;
-  own.cost = own.units * unit_cost;
-  own.squared_items = static_cast<std::uint64_t>(counts.items * plan.num_splits);
-  own.squared_cost = static_cast<double>(own.cost) * static_cast<double>(unit_cost);
+  items.list[list] = {counts.items, plan.num_units() * (tile_keys(spec, plan, 0).size() +
+                                                        plan.num_splits * kItemKeys)};
   return items;
 }
 
-// What all sequences add, to every thread of the block, where one round does not hold them all.
-QUIRE_DEVICE ListItems sum_costs(const PlanArgs& args, PlanShared& shared) {
+// Counts the sequence if it is in a list of runs and its units are not like those of the first of
+// the batch: as many splits of about as many keys.
+QUIRE_DEVICE void compare_units(const PlanSpec& spec, const SequencePlan& plan,
+                                PlanShared& shared) {
+  const int list = list_of(spec, plan);
+  if (plan.q_len == 0 || list >= kNumRunLists) return;
+  const SequencePlan& first = shared.first;
+  const bool is_comparable =
+      first.q_len > 0 && list_of(spec, first) == list && plan.num_splits == first.num_splits;
+  if (is_comparable) {
+    const std::int64_t keys = tile_keys(spec, plan, 0).size();
+    const std::int64_t first_keys = tile_keys(spec, first, 0).size();
+    const std::int64_t difference = keys > first_keys ? keys - first_keys : first_keys - keys;
+    if (16 * difference <= first_keys) return;
+  }
+  atomic_add(&shared.num_unlike[list], 1);
+}
+
+// All threads, after a barrier: what the lists hold, of which `all` are the sums.
+QUIRE_DEVICE BatchSummary summarize(const PlanSpec& spec, const PlanShared& shared,
+                                    const ListItems& all) {
+  BatchSummary summary;
+  for (int list = 0; list < kNumRunLists; ++list) {
+    const bool are_alike = shared.num_unlike[list] == 0 && shared.first.q_len > 0 &&
+                           list_of(spec, shared.first) == list;
+    summary.list[list] = {all.list[list], are_alike ? shared.first.num_splits : 0};
+  }
+  return summary;
+}
+
+// The same of all sequences, where one round does not hold them.
+QUIRE_DEVICE BatchSummary summarize_rounds(const PlanArgs& args, PlanShared& shared) {
   const std::int64_t num_sequences = args.batch.queries.begins.size;
   ListItems own{};
   for (std::int64_t s = thread_index(); s < num_sequences; s += kPlanThreads) {
     const SequencePlan plan = plan_checked(args, s);
     if (plan.q_len == 0) continue;
     own.add(list_items(args.spec, plan, sequence_counts(args.spec, plan)));
+    compare_units(args.spec, plan, shared);
   }
   shared.offsets[thread_index() + 1] = {};
   shared.lists[thread_index() + 1] = own;
   sync_block();
-  scan_offsets(shared);
-  const ListItems all = shared.lists[kPlanThreads];
+  scan_offsets(shared, kPlanThreads);
+  const BatchSummary summary = summarize(args.spec, shared, shared.lists[kPlanThreads]);
   sync_block();
-  return all;
+  return summary;
 }
 
-// The blocks of the first keys of an item.
+// The blocks of the first keys of an item. All loads are under way at once.
 QUIRE_DEVICE void find_first_ids(const PlanArgs& args, const Item& item,
                                  std::int32_t (&ids)[kFirstIds]) {
   const BlockTables& tables = args.batch.kv.blocks;
-  const bool are_known =
-      tables.kind != BlockTables::Kind::kRagged && args.block_size % kKeysPerId == 0;
+  const bool are_known = tables.kind != BlockTables::Kind::kRagged &&
+                         args.block_size % kKeysPerId == 0 && item.key_begin < item.key_end;
+  if (!are_known) {
+    for (std::int32_t& id : ids) id = 0;
+    return;
+  }
   const std::int32_t* table = tables.indices.data + item.table_begin;
   const int first_key = item.key_begin / kFirstIdKeys * kFirstIdKeys;
+  const auto key_of = [&](int i) {
+    const int key = first_key + i * kKeysPerId;
+    const bool is_there = key < item.key_end && key + kKeysPerId > item.key_begin;
+    return is_there ? key : -1;
+  };
+  std::int32_t found[kFirstIds];
   QUIRE_UNROLL
   for (int i = 0; i < kFirstIds; ++i) {
-    const int key = first_key + i * kKeysPerId;
-    const bool wanted = are_known && key < item.key_end && key + kKeysPerId > item.key_begin;
-    ids[i] =
-        wanted ? table[static_cast<unsigned>(key) / static_cast<unsigned>(args.block_size)] : 0;
+    const int key = key_of(i);
+    found[i] = table[divide(key < 0 ? item.key_begin : key, args.by_block_size)];
   }
+  QUIRE_UNROLL
+  for (int i = 0; i < kFirstIds; ++i) ids[i] = key_of(i) < 0 ? 0 : found[i];
 }
 
 // Notes the runs that begin with item `index` of a list, which costs what lies between `before` and
 // `after`.
 QUIRE_DEVICE void note_runs(const PlanArgs& args, int list, std::int64_t index, const Item& item,
-                            std::int64_t before, std::int64_t after, const ListItems& all) {
-  const RunCuts cuts = cut_runs(all.list[list], args.num_runs[list]);
-  const IndexRange runs = runs_from(all.list[list], cuts, index, before, after);
+                            std::int64_t before, std::int64_t after, const ListSummary& all) {
+  const RunCuts cuts = cut_runs(all.totals, all.per_unit, args.num_runs[list]);
+  const IndexRange runs = runs_from(all.totals, cuts, index, before, after);
   for (std::int64_t run = runs.begin; run < runs.end; ++run) {
     args.runs[list][run] = static_cast<std::int32_t>(index);
     RunStart& start = args.starts[list][run];
@@ -219,7 +267,7 @@ QUIRE_DEVICE std::int64_t place_in_list(const PlanSpec& spec, const SequencePlan
 
 // Item `i` of those planned by now to its list.
 QUIRE_DEVICE void write_item(const PlanArgs& args, const PlanShared& shared, const BatchPlan& round,
-                             std::int64_t first_sequence, std::int64_t i, const ListItems& all) {
+                             std::int64_t first_sequence, std::int64_t i, const BatchSummary& all) {
   const std::int64_t t = find_sequence(round, &PlanOffsets::items, i);
   const std::int64_t index = i - shared.offsets[t].items;
   const WorkItem work = item_of_sequence(args.spec, round, t, index);
@@ -234,19 +282,20 @@ QUIRE_DEVICE void write_item(const PlanArgs& args, const PlanShared& shared, con
   const std::int64_t cost = shared.lists[t].list[list].cost +
                             unit * (span.size() + plan.num_splits * kItemKeys) +
                             (work.keys.begin - span.begin) + work.split * kItemKeys;
-  note_runs(args, list, before + index, item, cost, cost + work.keys.size() + kItemKeys, all);
+  note_runs(args, list, before + index, item, cost, cost + work.keys.size() + kItemKeys,
+            all.list[list]);
 }
 
 // Where the last run ends, and those for which there are no items.
-QUIRE_DEVICE void end_runs(const PlanArgs& args, const ListItems& all) {
+QUIRE_DEVICE void end_runs(const PlanArgs& args, const BatchSummary& all) {
   for (int list = 0; list < kNumRunLists; ++list) {
     const std::int64_t num_runs = args.num_runs[list];
     if (num_runs == 0) continue;
-    const ListTotals& totals = all.list[list];
-    const auto end = static_cast<std::int32_t>(totals.items);
+    const ListSummary& own = all.list[list];
+    const RunCuts cuts = cut_runs(own.totals, own.per_unit, num_runs);
+    const auto end = static_cast<std::int32_t>(own.totals.items);
     if (thread_index() == 0) args.runs[list][num_runs] = end;
-    for (std::int64_t run = cut_runs(totals, num_runs).num_runs + thread_index(); run < num_runs;
-         run += kPlanThreads) {
+    for (std::int64_t run = cuts.num_runs + thread_index(); run < num_runs; run += kPlanThreads) {
       args.runs[list][run] = end;
       args.starts[list][run] = RunStart{};  // thread blocks read it before they know it is none
     }
@@ -265,23 +314,32 @@ QUIRE_DEVICE void plan_items(const PlanArgs& args) {
   if (thread == 0) {
     shared.offsets[0] = {};
     shared.lists[0] = {};
+    for (int& count : shared.num_unlike) count = 0;
     if (block_index() == 0) args.counts->fault = kNoFault;
   }
   sync_block();
-  ListItems all{};
-  if (num_sequences > kPlanThreads) all = sum_costs(args, shared);
+  BatchSummary all;
+  if (num_sequences > kPlanThreads) {
+    if (thread == 0) shared.first = plan_checked(args, 0);
+    sync_block();
+    all = summarize_rounds(args, shared);
+  }
   for (std::int64_t first = 0; first < num_sequences; first += kPlanThreads) {
     const std::int64_t s = first + thread;
+    const std::int64_t rest = num_sequences - first;
+    const int count = rest < kPlanThreads ? static_cast<int>(rest) : kPlanThreads;
     const SequencePlan plan = s < num_sequences ? plan_checked(args, s) : SequencePlan{};
     const bool has_rows = s < num_sequences && plan.q_len > 0;
     const PlanOffsets counts = has_rows ? sequence_counts(args.spec, plan) : PlanOffsets{};
+    if (s == 0) shared.first = plan;
     shared.sequences[thread] = plan;
     shared.offsets[thread + 1] = counts;
     shared.lists[thread + 1] = list_items(args.spec, plan, counts);
     sync_block();
-    scan_offsets(shared);
+    if (num_sequences <= kPlanThreads) compare_units(args.spec, plan, shared);
+    scan_offsets(shared, count);
 
-    const PlanOffsets total = shared.offsets[kPlanThreads];
+    const PlanOffsets total = shared.offsets[count];
     const bool fits = total.items <= args.max_items && total.merges <= args.max_merges &&
                       total.partial_rows <= args.max_partial_rows;
     if (!fits) {
@@ -291,15 +349,15 @@ QUIRE_DEVICE void plan_items(const PlanArgs& args) {
       all = {};  // no run has an item
       break;     // nothing of this round, and nothing after it
     }
-    if (num_sequences <= kPlanThreads) all = shared.lists[kPlanThreads];
-    const BatchPlan round{kPlanThreads, shared.sequences, shared.offsets};
+    if (num_sequences <= kPlanThreads) all = summarize(args.spec, shared, shared.lists[count]);
+    const BatchPlan round{count, shared.sequences, shared.offsets};
     std::int64_t i = shared.offsets[0].items;
     i += static_cast<std::int64_t>(block_index()) * kPlanThreads + thread;
     for (; i < total.items; i += num_planners) write_item(args, shared, round, first, i, all);
     sync_block();
     if (thread == 0) {
       shared.offsets[0] = total;
-      shared.lists[0] = shared.lists[kPlanThreads];
+      shared.lists[0] = shared.lists[count];
     }
     sync_block();
   }
