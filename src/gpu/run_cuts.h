@@ -24,19 +24,21 @@ struct ListTotals {
 struct RunCuts {
   std::int64_t num_runs = 0;       // that have items
   std::int64_t items_per_run = 0;  // or 0: cut by cost
+  std::int64_t half_item = 0;      // half the cost of an item, on average
 };
 
 // per_unit: the items of every unit, or 0 where units are not alike.
 QUIRE_HOST_DEVICE constexpr RunCuts cut_runs(const ListTotals& list, std::int64_t per_unit,
                                              std::int64_t max_runs) {
   // Few items, one each: thread blocks that follow each other lie on different processors.
-  if (list.items <= max_runs) return {list.items, 1};
-  if (per_unit < 2) return {max_runs, 0};
+  if (list.items <= max_runs) return {list.items, 1, 0};
+  const RunCuts by_cost{max_runs, 0, list.cost / (2 * list.items)};
+  if (per_unit < 2) return by_cost;
   const std::int64_t per_run = (list.items + max_runs - 1) / max_runs;
   const std::int64_t num_runs = (list.items + per_run - 1) / per_run;
   const bool are_aligned = per_run % per_unit == 0 || per_unit % per_run == 0;
-  if (!are_aligned || 16 * num_runs < 15 * max_runs) return {max_runs, 0};
-  return {num_runs, per_run};
+  if (!are_aligned || 16 * num_runs < 15 * max_runs) return by_cost;
+  return {num_runs, per_run, 0};
 }
 
 // The runs that begin with item `index`, whose cost lies between `before` and `after`. Every run
@@ -49,14 +51,12 @@ QUIRE_HOST_DEVICE constexpr IndexRange runs_from(const ListTotals& list, const R
     return {run, index == run * cuts.items_per_run ? run + 1 : run};
   }
   // Half an item on: the item there is the one that begins nearest.
-  const std::int64_t half = list.cost / (2 * list.items);
-  const auto first_at = [&](std::int64_t cost) {
-    return cost <= half ? 0 : ((cost - half) * cuts.num_runs + list.cost - 1) / list.cost;
-  };
-  const std::int64_t first = first_at(before);
-  const std::int64_t end = first_at(after);
-  if (index == 0) return {0, end > 0 ? end : 1};
-  return {first > 0 ? first : 1, end};
+  const std::int64_t low = before - cuts.half_item;
+  std::int64_t first = low <= 0 ? 0 : (low * cuts.num_runs + list.cost - 1) / list.cost;
+  if (index > 0 && first == 0) first = 1;
+  std::int64_t end = index == 0 ? 1 : first;
+  while (end * list.cost < (after - cuts.half_item) * cuts.num_runs) ++end;
+  return {first, end};
 }
 
 }  // namespace quire::gpu

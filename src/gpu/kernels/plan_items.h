@@ -32,10 +32,10 @@ struct ListItems {
 // Beginning and ending an item of few rows takes as long as so many of its keys.
 inline constexpr std::int64_t kItemKeys = 64;
 
-// What a list holds in all, and the items of each of its units: 0 where these differ.
+// What a list holds in all, and where it is cut.
 struct ListSummary {
   ListTotals totals;
-  std::int64_t per_unit = 0;
+  RunCuts cuts;
 };
 struct BatchSummary {
   ListSummary list[kNumRunLists];
@@ -179,13 +179,14 @@ QUIRE_DEVICE void compare_units(const PlanSpec& spec, const SequencePlan& plan,
 }
 
 // All threads, after a barrier: what the lists hold, of which `all` are the sums.
-QUIRE_DEVICE BatchSummary summarize(const PlanSpec& spec, const PlanShared& shared,
+QUIRE_DEVICE BatchSummary summarize(const PlanArgs& args, const PlanShared& shared,
                                     const ListItems& all) {
   BatchSummary summary;
   for (int list = 0; list < kNumRunLists; ++list) {
     const bool are_alike = shared.num_unlike[list] == 0 && shared.first.q_len > 0 &&
-                           list_of(spec, shared.first) == list;
-    summary.list[list] = {all.list[list], are_alike ? shared.first.num_splits : 0};
+                           list_of(args.spec, shared.first) == list;
+    const std::int64_t per_unit = are_alike ? shared.first.num_splits : 0;
+    summary.list[list] = {all.list[list], cut_runs(all.list[list], per_unit, args.num_runs[list])};
   }
   return summary;
 }
@@ -204,7 +205,7 @@ QUIRE_DEVICE BatchSummary summarize_rounds(const PlanArgs& args, PlanShared& sha
   shared.lists[thread_index() + 1] = own;
   sync_block();
   scan_offsets(shared, kPlanThreads);
-  const BatchSummary summary = summarize(args.spec, shared, shared.lists[kPlanThreads]);
+  const BatchSummary summary = summarize(args, shared, shared.lists[kPlanThreads]);
   sync_block();
   return summary;
 }
@@ -240,8 +241,7 @@ QUIRE_DEVICE void find_first_ids(const PlanArgs& args, const Item& item,
 // `after`.
 QUIRE_DEVICE void note_runs(const PlanArgs& args, int list, std::int64_t index, const Item& item,
                             std::int64_t before, std::int64_t after, const ListSummary& all) {
-  const RunCuts cuts = cut_runs(all.totals, all.per_unit, args.num_runs[list]);
-  const IndexRange runs = runs_from(all.totals, cuts, index, before, after);
+  const IndexRange runs = runs_from(all.totals, all.cuts, index, before, after);
   for (std::int64_t run = runs.begin; run < runs.end; ++run) {
     args.runs[list][run] = static_cast<std::int32_t>(index);
     RunStart& start = args.starts[list][run];
@@ -292,10 +292,10 @@ QUIRE_DEVICE void end_runs(const PlanArgs& args, const BatchSummary& all) {
     const std::int64_t num_runs = args.num_runs[list];
     if (num_runs == 0) continue;
     const ListSummary& own = all.list[list];
-    const RunCuts cuts = cut_runs(own.totals, own.per_unit, num_runs);
     const auto end = static_cast<std::int32_t>(own.totals.items);
     if (thread_index() == 0) args.runs[list][num_runs] = end;
-    for (std::int64_t run = cuts.num_runs + thread_index(); run < num_runs; run += kPlanThreads) {
+    for (std::int64_t run = own.cuts.num_runs + thread_index(); run < num_runs;
+         run += kPlanThreads) {
       args.runs[list][run] = end;
       args.starts[list][run] = RunStart{};  // thread blocks read it before they know it is none
     }
@@ -349,7 +349,7 @@ QUIRE_DEVICE void plan_items(const PlanArgs& args) {
       all = {};  // no run has an item
       break;     // nothing of this round, and nothing after it
     }
-    if (num_sequences <= kPlanThreads) all = summarize(args.spec, shared, shared.lists[count]);
+    if (num_sequences <= kPlanThreads) all = summarize(args, shared, shared.lists[count]);
     const BatchPlan round{count, shared.sequences, shared.offsets};
     std::int64_t i = shared.offsets[0].items;
     i += static_cast<std::int64_t>(block_index()) * kPlanThreads + thread;
