@@ -124,17 +124,16 @@ class QuickSoftener {
     return keep_lanes(s, seen.begin - vector * kLanes, seen.end - vector * kLanes,
                       set1(kNegativeInfinity));
   }
-  // The largest score of the first vector that is visible, if no chunk has been seen before: others
-  // are seldom so much larger that they matter. -inf where nothing is visible yet.
+  // The largest score, if no chunk has been seen before: -inf where nothing is visible yet. Of all
+  // vectors, so that the weight that counts most is 1, which bf16 holds exactly.
   float first_max(const float* s, const KeyRange& seen) const noexcept {
-    float max = kNegativeInfinity;
-    for (std::int64_t i = 0; i < block_.num_vectors && max == kNegativeInfinity; ++i) {
+    Vec top = set1(kNegativeInfinity);
+    for (std::int64_t i = 0; i < block_.num_vectors; ++i) {
       Vec x = score(s, i);
-      if constexpr (kMasked) x = visible(x, seen, i);
-      const Vec top = max_of(x, set1(kNegativeInfinity));  // without NaN
-      max = reduce_max(mul(top, set1(factor_)));
+      if (kMasked && !is_clear(i)) x = visible(x, seen, i);
+      top = max_of(x, top);
     }
-    return max;
+    return reduce_max(mul(top, set1(factor_)));
   }
 
   const ScoresOfChunk<Ops>& chunk_;
