@@ -87,7 +87,7 @@ bool ThreadPool::claim(Place& place, RunId run) noexcept {
 void ThreadPool::wake_sleepers() noexcept {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (num_asleep_.load(std::memory_order_relaxed) == 0) return;
-  wakes_.fetch_add(1, std::memory_order_release);
+  wakes_.fetch_add(1, std::memory_order_seq_cst);  // before the look at who waits
   wakes_.notify_all();
 }
 

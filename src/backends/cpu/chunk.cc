@@ -111,6 +111,7 @@ void locate(const AttendCall& call, std::int64_t sequence, const KeyRange& keys,
 
 void PrefetchWalk::add(const char* data, std::int64_t count, std::int64_t stride,
                        std::int64_t bytes) noexcept {
+  if (count == 0) return;
   if (count > 1 && stride == bytes) {
     bytes *= count;
     count = 1;

@@ -108,6 +108,38 @@ TEST(CpuBackend, BitsDependOnNothingButTheSequence) {
   }
 }
 
+// Rows that begin at a window's edge within a chunk, in two blocks, with heads that one thread or
+// two may hold: a block waits alone in the pipeline, or with others.
+TEST(CpuBackend, BitsDoNotDependOnHowManyHeadsAThreadHas) {
+  for (const auto& [dtype, scales] : {std::pair{DType::kBF16, ScaleGranularity::kNone},
+                                      std::pair{DType::kI8, ScaleGranularity::kPerTokenHead},
+                                      std::pair{DType::kF8E4M3, ScaleGranularity::kPerTokenHead}}) {
+    for (const std::int32_t q_len : {33, 40, 48}) {
+      for (const std::int32_t edge : {480, 488, 496, 504}) {
+        constexpr std::int32_t kKeys = 900;
+        std::vector<Case> cases;
+        CaseBuilder("threads/window", conformance::Suite::kSmoke, {{q_len, kKeys}})
+            .heads(2, 2)
+            .kv(dtype, scales)
+            .block_size(16)
+            .mask({.causal = true, .window_left = kKeys - q_len - edge})
+            .cache(conformance::CacheStyle::kPreferred)
+            .add_to(cases);
+        const Problem problem = conformance::make_problem(cases.front());
+        ArrangeOptions alone = conformance::options_of(problem);
+        alone.order = {0};
+        for (const std::string& level : cpu_isa_levels()) {
+          const OutputData want = run(*make_level(level, 1), problem, alone);
+          const OutputData got = run(*make_level(level, 2), problem, alone);
+          const auto found = conformance::compare_bits(problem, alone.order, want, got);
+          ASSERT_FALSE(found) << level << ", q_len " << q_len << ", edge " << edge << ": "
+                              << *found;
+        }
+      }
+    }
+  }
+}
+
 // Sequences whose keys are read together for all of them: each as if it were alone.
 TEST(CpuBackend, BitsDoNotDependOnSharedBlocks) {
   for (const auto& [dtype, scales] : {std::pair{DType::kBF16, ScaleGranularity::kNone},
@@ -137,7 +169,6 @@ TEST(CpuBackend, BitsDoNotDependOnSharedBlocks) {
   }
 }
 
-// A sequence alone: the threads that read its heads store the new keys, in one go or in two.
 // Hidden keys stay hidden where the scale turns the order of scores around, or makes all equal.
 TEST(CpuBackend, AnyFiniteScale) {
   std::vector<Case> cases;
@@ -197,6 +228,7 @@ TEST(CpuBackend, EveryCodeOfEightBits) {
   }
 }
 
+// A sequence alone: the threads that read its heads store the new keys, in one go or in two.
 TEST(CpuBackend, NewKeysAreStoredByThoseWhoReadThem) {
   for (const auto& [q_len, kv_len] : {std::pair{1, 900}, std::pair{5, 129}, std::pair{1, 1}}) {
     std::vector<Case> cases;

@@ -102,16 +102,23 @@ class Pipeline {
       work(softener);
       softener.finish();
     };
-    const auto run_quick = [&]<int kRows>() {
-      block.all_visible ? run(QuickSoftener<Ops, kRows, false>(*stage.step, block, first, last))
-                        : run(QuickSoftener<Ops, kRows, true>(*stage.step, block, first, last));
+    const auto run_quick = [&]<int kRows, bool kPerToken>() {
+      const auto run_masked = [&]<bool kMasked>() {
+        using Softener = QuickSoftener<Ops, kRows, kMasked, Ops::kWideChunk, kPerToken>;
+        run(Softener(*stage.step, block, first, last));
+      };
+      block.all_visible ? run_masked.template operator()<false>()
+                        : run_masked.template operator()<true>();
     };
-    if (!stage.step->only_scaled()) {
+    // As soften_rows chooses: whether a block waits alone must not decide its bits.
+    if (!stage.step->only_scaled_by_token()) {
       run(RowSoftener<Ops>(*stage.step, block, first, last, num_steps));
+    } else if (stage.step->per_token()) {
+      run_quick.template operator()<1, true>();
     } else if (last - first <= num_steps) {
-      run_quick.template operator()<1>();
+      run_quick.template operator()<1, false>();
     } else {
-      run_quick.template operator()<2>();
+      run_quick.template operator()<2, false>();
     }
   }
 

@@ -92,9 +92,8 @@ class ScoresOfChunk {
     if (rescale != 1.0F) scale_row(block.states, r, rescale);
   }
 
-  // What stands between q.k and weights is one factor, and a range of keys that a row sees.
-  bool only_scaled() const noexcept { return !per_token_ && only_scaled_by_token(); }
-  // The same, or a factor for each key.
+  // What stands between q.k and weights is one factor, or one for each key, and a range of keys
+  // that a row sees.
   bool only_scaled_by_token() const noexcept {
     return plain_scores_ && sequence_.tree_bits == nullptr && score_factor() > 0.0F;
   }

@@ -99,12 +99,13 @@ std::int64_t count_shared_splits(const PlanSpec& spec, const BatchPlan& plan,
   return split;
 }
 
-// Sequences that follow each other in the order and begin with the same blocks.
+// Sequences that follow each other in the order and begin with the same blocks, at most max_group.
 void find_groups(const PlanSpec& spec, const BatchPlan& plan, const KeyPlaces* places,
-                 WorkOrder& order) noexcept {
+                 std::int64_t max_group, WorkOrder& order) noexcept {
   std::fill_n(order.members, order.num_sequences, 1);
   std::fill_n(order.shared_splits, order.num_sequences, 0);
-  if (places == nullptr || places->tables.kind == BlockTables::Kind::kRagged) return;
+  if (places == nullptr || places->tables.kind == BlockTables::Kind::kRagged || max_group < 2)
+    return;
   const auto may_share = [&](const SequencePlan& x) {
     return x.num_splits > 1 && x.num_units() == 1 && !x.has_tree &&
            x.q_len * spec.group <= kMaxGroupRows;
@@ -117,7 +118,7 @@ void find_groups(const PlanSpec& spec, const BatchPlan& plan, const KeyPlaces* p
     if (!may_share(x)) continue;
     const std::int64_t rows = item_state_rows(x.heads_per_item, x.q_len * spec.group);
     const std::int64_t limit =
-        smaller(order.num_sequences, first + smaller(kMaxGroup, kMaxStateRows / rows));
+        smaller(order.num_sequences, first + smaller(max_group, kMaxStateRows / rows));
     std::int64_t shared = x.num_splits;
     for (; last < limit; ++last) {
       const std::int64_t s = order.sequences[last];
@@ -164,11 +165,20 @@ void order_work(const PlanSpec& spec, const BatchPlan& plan, int num_threads, Wo
     ++class_sizes[order.costs[s]];
   }
   sort_sequences(class_sizes, order);
-  find_groups(spec, plan, places, order);
-
   order.num_threads = std::clamp<std::int64_t>(total_cost / kMinPartCost, 1, num_threads);
   // The parts of a single item are all alike.
   const std::int64_t per_thread = order.num_threads == 1 || num_items == 1 ? 1 : kPartsPerThread;
+  // A group is one piece of work, which only its kv heads can be cut into: what is left must do for
+  // all threads.
+  std::int64_t most_parts = 0;
+  for (std::int64_t s = 0; s < plan.num_sequences; ++s) {
+    most_parts +=
+        (plan.offsets[s + 1].items - plan.offsets[s].items) * plan.sequences[s].heads_per_item;
+  }
+  const std::int64_t max_group =
+      order.num_threads == 1 ? kMaxGroup : most_parts / (per_thread * order.num_threads);
+  find_groups(spec, plan, places, smaller(max_group, kMaxGroup), order);
+
   // Items that go together take as long as all of them: there must be enough of those.
   const std::int64_t largest_group =
       num_items == 0 ? 1 : *std::max_element(order.members, order.members + order.num_sequences);

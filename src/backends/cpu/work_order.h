@@ -7,6 +7,9 @@
 //   - Where there are too few items for all threads, the kv heads of each are cut into parts: one
 //     for each thread of a single item, more of several. The bits of a head do not depend on the
 //     heads beside it.
+//   - Sequences with the same blocks, one behind the other in the order, share a pass over them
+//   where
+//     that leaves enough work for all threads.
 //   - Merging the splits of a unit is work too, one part for each kv head, after all items.
 //
 // Everything lies in memory of the caller; nothing allocates or throws.

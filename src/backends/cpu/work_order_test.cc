@@ -157,6 +157,12 @@ TEST(WorkOrder, SequencesWithTheSameBlocksGoTogether) {
   const Ordered many(spec, lengths, 64, 4095);
   EXPECT_GE(many.order.num_parts, 64);
   expect_complete(many);
+  // One kv head cannot be cut: each has its own items where threads would wait.
+  const PlanSpec one_head = make_spec(8, 1);
+  EXPECT_EQ(Ordered(one_head, lengths, 32, 4095).order.num_parts,
+            Ordered(one_head, lengths, 32).order.num_parts);
+  EXPECT_LT(Ordered(one_head, lengths, 2, 4095).order.num_parts,
+            Ordered(one_head, lengths, 2).order.num_parts);
   // Many rows wait for arithmetic.
   EXPECT_EQ(Ordered(spec, Lengths(2, {5, 4096}), 1, 4095).order.num_parts,
             Ordered(spec, Lengths(2, {5, 4096}), 1).order.num_parts);
