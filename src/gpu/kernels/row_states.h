@@ -112,7 +112,7 @@ QUIRE_DEVICE void merge_row(const AttendArgs& args, const Item& item, int row, i
     for (int begin = 0; begin < num_states; begin += kInFlight) {
       // A state a lane: its maximum and sum are loaded once, and its factors handed out as its
       // values are folded, which are on their way together with them.
-      const bool is_state = (lane() < kInFlight) & (begin + lane() < num_states);
+      const bool is_state = lane() < kInFlight && begin + lane() < num_states;
       const float* sums = args.partial_sums + 2 * (first_row + (begin + lane()) * split_stride);
       const float of_state = is_state ? load_shared_by_blocks(sums) : negative_infinity();
       const float sum_of_state = is_state ? load_shared_by_blocks(sums + 1) : 0.0F;
