@@ -8,9 +8,9 @@
 // A run is one share for each thread that takes part. A thread claims its own; what nobody has
 // claimed when the caller is done with its share, the caller does too. So a thread that still
 // sleeps is not waited for, and no line is fought for: every thread has one of its own, in which
-// the caller leaves the run and the thread says when it is done. The system is
-// asked to wake only if somebody sleeps; then all sleepers wake, and those without a share park
-// again. A run allocates nothing.
+// the caller leaves the run and the thread says when it is done. The system is asked to wake only
+// if somebody sleeps; then all sleepers wake, and those without a share park again. A run allocates
+// nothing.
 //
 // Thread safety: runs may be started from several threads; they take turns. None must be started
 // from inside another.

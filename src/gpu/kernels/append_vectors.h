@@ -38,13 +38,15 @@ struct RowScale {
 // Numbers up to here divided by a usual scale are finite.
 inline constexpr float kUsualMost = 0x1p60F;
 
+QUIRE_DEVICE bool is_usual_scale(float scale) {
+  return scale >= 0x1p-60F && scale <= 0x1p60F;
+}
 QUIRE_DEVICE RowScale make_row_scale(float scale) {
-  return {scale, number_formats_internal::ieee_divide(1.0F, scale),
-          scale >= 0x1p-60F && scale <= 0x1p60F};
+  return {scale, number_formats_internal::ieee_divide(1.0F, scale), is_usual_scale(scale)};
 }
 // The same for a scale that token_head_scale gave (see divide_usual).
 QUIRE_DEVICE RowScale make_token_scale(float scale) {
-  return {scale, inverse_fast(scale), scale >= 0x1p-60F && scale <= 0x1p60F};
+  return {scale, inverse_fast(scale), is_usual_scale(scale)};
 }
 
 // x / scale for a number x of 16 bits, as near as eight bits can tell from the nearest f32. The

@@ -28,10 +28,10 @@ namespace quire::gpu {
 
 // What the block shares besides the teams' memory.
 struct StreamShared {
-  Item items[3];  // the current one, the next and the last
-  std::int32_t ids[kFirstIds];
-  float factors[kStreamRows];  // 8-bit: powers of two that the queries were divided by
-  HeadScales scales;           // 8-bit: of the queries' head
+  Item items[3];                // the current one, the next and the last
+  std::int32_t ids[kFirstIds];  // of the run's start
+  float factors[kStreamRows];   // 8-bit: powers of two that the queries were divided by
+  HeadScales scales;            // 8-bit: of the queries' head
   int flag;
 };
 

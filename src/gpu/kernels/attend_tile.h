@@ -261,8 +261,8 @@ class TileTeam {
   QUIRE_DEVICE void find_full_keys() {
     if (thread_index() != 0) return;
     shared_.full_begin = Rows::keys_of_row(args_, item_, item_.num_rows - 1).begin;
-    const bool are_products = !Rows::is_by_element(args_);
-    shared_.full_end = are_products ? Rows::keys_of_row(args_, item_, 0).end : shared_.full_begin;
+    shared_.full_end =
+        Rows::is_by_element(args_) ? shared_.full_begin : Rows::keys_of_row(args_, item_, 0).end;
   }
 
   // A team looks at its share of the tiles.
@@ -342,9 +342,7 @@ class TileTeam {
       const Float4 low = four(values, row, dim);
       const Float4 high = four(values, row, dim + 4);
       const OutputRow to = output_row(args_, item_, rows_.first_row + row);
-      auto* at = static_cast<std::uint16_t*>(out.data) + to.token * out.strides[0] +
-                 to.head * out.strides[1] + dim;
-      *reinterpret_cast<Sixteen*>(at) =
+      *reinterpret_cast<Sixteen*>(value_bits(out, to, dim)) =
           is_bf16 ? packed(low, high, BFloat16{}) : packed(low, high, Float16{});
     }
   }

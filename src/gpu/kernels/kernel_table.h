@@ -46,19 +46,13 @@ struct AppendRowsKernel : KernelDefaults {
   static constexpr int kSharedBytes = 0;
   QUIRE_DEVICE static void run(const Args& args) { append_rows(args); }
 };
+template <bool kSetsScales>
 struct AppendVectorsKernel : KernelDefaults {
   using Args = AppendArgs;
   static constexpr int kThreads = kAppendThreads;
   static constexpr int kSharedBytes = 0;
-  static constexpr int kMinBlocks = 5;
-  QUIRE_DEVICE static void run(const Args& args) { append_vectors<false>(args); }
-};
-struct AppendScaledKernel : KernelDefaults {
-  using Args = AppendArgs;
-  static constexpr int kThreads = kAppendThreads;
-  static constexpr int kSharedBytes = 0;
-  static constexpr int kMinBlocks = 4;
-  QUIRE_DEVICE static void run(const Args& args) { append_vectors<true>(args); }
+  static constexpr int kMinBlocks = kSetsScales ? 4 : 5;  // scales take registers
+  QUIRE_DEVICE static void run(const Args& args) { append_vectors<kSetsScales>(args); }
 };
 struct CopyBlocksKernel : KernelDefaults {
   using Args = CopyArgs;
@@ -165,9 +159,9 @@ auto with_common_kernel(const KernelId& id, Use&& use) {
     case KernelKind::kAppendRows:
       return use(AppendRowsKernel{});
     case KernelKind::kAppendVectors:
-      return use(AppendVectorsKernel{});
+      return use(AppendVectorsKernel<false>{});
     case KernelKind::kAppendScaled:
-      return use(AppendScaledKernel{});
+      return use(AppendVectorsKernel<true>{});
     case KernelKind::kCopyBlocks:
       return use(CopyBlocksKernel{});
     case KernelKind::kCopyRecords:

@@ -55,20 +55,24 @@ QUIRE_DEVICE void store_value(const MutableTensorView& out, const OutputRow& to,
               to.token * out.strides[0] + to.head * out.strides[1] + dim * out.strides[2], x);
 }
 
+// Where values of 16 bits from `dim` on lie. REQUIRES: AttendArgs::out_in_sixteens.
+QUIRE_DEVICE std::uint16_t* value_bits(const MutableTensorView& out, const OutputRow& to, int dim) {
+  return static_cast<std::uint16_t*>(out.data) + to.token * out.strides[0] +
+         to.head * out.strides[1] + dim;
+}
+
 // Four values from `dim` on, as far as the row has them, times `factor`.
 QUIRE_DEVICE void store_four(const AttendArgs& args, const OutputRow& to, int dim,
                              const float (&values)[4], float factor) {
   const MutableTensorView& out = args.output.out;
   if (args.out_in_sixteens) {
-    auto* at = static_cast<std::uint16_t*>(out.data) + to.token * out.strides[0] +
-               to.head * out.strides[1] + dim;
+    auto* at = reinterpret_cast<std::uint32_t*>(value_bits(out, to, dim));
     const bool is_bf16 = out.dtype == DType::kBF16;
     QUIRE_UNROLL
     for (int i = 0; i < 4; i += 2) {
       const float low = values[i] * factor;
       const float high = values[i + 1] * factor;
-      reinterpret_cast<std::uint32_t*>(at)[i / 2] =
-          is_bf16 ? pack(low, high, BFloat16{}) : pack(low, high, Float16{});
+      at[i / 2] = is_bf16 ? pack(low, high, BFloat16{}) : pack(low, high, Float16{});
     }
     return;
   }
