@@ -111,7 +111,7 @@ struct TensorAppend {
     } else if (is_k) {
       store_words(from, by, to + pair_tiled_k(dims, token, 0));
     } else {
-      store_elements(from, by, to + pair_tiled_v(block_size, token, 0));
+      store_elements(from, by, to + pair_tiled_v(block_size, token - token % 2, 0), token % 2 != 0);
     }
   }
   void store_plain(const S* from, const Divisor& by, T* to) const noexcept {
@@ -136,15 +136,14 @@ struct TensorAppend {
       }
     }
   }
-  // Every other element belongs to the token that shares the words.
-  void store_elements(const S* from, const Divisor& by, T* to) const noexcept {
+  // The other half of every word belongs to the token that shares them.
+  void store_elements(const S* from, const Divisor& by, T* to, bool upper) const noexcept {
     for (std::int64_t d = 0; d < dims; d += kLineElements<T>) {
       alignas(kLineBytes) T line[kLineElements<T>];
       store_line(line, encode_dims(from + d, dims - d, by));
       const std::int64_t count = std::min(kLineElements<T>, dims - d);
       for (std::int64_t i = 0; i < count; i += kTile, to += block_size * kTile) {
-        QUIRE_UNROLL
-        for (std::int64_t j = 0; j < kTile; ++j) to[2 * j] = line[i + j];
+        store_halves(to, line + i, upper);
       }
     }
   }
