@@ -12,10 +12,22 @@
 namespace quire {
 namespace {
 
-// How often threads look before they park: long enough to bridge the pause between two layers,
-// short enough to give the core back when the step is over. 14 to 50 us, as a pause takes 40 to 140
-// cycles.
-constexpr int kSpins = 1000;
+// How long threads look before they park: long enough to bridge the pause between two layers, short
+// enough to give the core back when the step is over.
+constexpr std::chrono::microseconds kSpinTime{50};
+// Looks between two at the clock: 3 to 10 us, as a pause takes 40 to 140 cycles.
+constexpr int kSpins = 200;
+// How many the caller wakes, and each that was woken in its turn: with two, 14 threads are awake
+// after three times the time that one takes.
+constexpr int kWakesEach = 2;
+
+// Threads that share a CPU would only keep each other from working.
+std::chrono::nanoseconds spin_time_of(int num_threads) {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return kSpinTime;
+  return num_threads <= CPU_COUNT(&allowed) ? kSpinTime : std::chrono::nanoseconds(0);
+}
 
 void require_cpus(std::span<const int> cpus) {
   cpu_set_t allowed;
@@ -40,7 +52,10 @@ void pin(std::thread& thread, int cpu) {
 Executor::~Executor() = default;
 
 ThreadPool::ThreadPool(int num_threads, std::span<const int> cpus)
-    : num_threads_(num_threads), places_(new Place[static_cast<std::size_t>(num_threads)]) {
+    : num_threads_(num_threads),
+      spin_time_(spin_time_of(num_threads)),
+      places_(new Place[static_cast<std::size_t>(num_threads)]),
+      parking_(new ParkingLine[static_cast<std::size_t>(num_threads) / 16 + 1]) {
   QUIRE_CHECK(num_threads >= 1);
   require_cpus(cpus);
   try {
@@ -62,7 +77,7 @@ ThreadPool::ThreadPool(int num_threads, std::span<const int> cpus)
 }
 
 ThreadPool::ThreadPool(Executor& executor, int num_threads)
-    : num_threads_(num_threads), executor_(&executor) {
+    : num_threads_(num_threads), spin_time_(0), executor_(&executor) {
   QUIRE_CHECK(num_threads >= 1);
 }
 
@@ -72,7 +87,8 @@ ThreadPool::~ThreadPool() {
 
 void ThreadPool::stop() noexcept {
   stopping_.store(true, std::memory_order_relaxed);
-  wake_sleepers();
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (int i = 1; i <= static_cast<int>(threads_.size()); ++i) wake(parking(i));
   for (std::thread& thread : threads_) thread.join();
 }
 
@@ -83,12 +99,62 @@ bool ThreadPool::claim(Place& place, RunId run) noexcept {
                                                              std::memory_order_relaxed);
 }
 
-// Of what was stored before, those who are about to sleep see all, or are seen to be asleep.
+// Whether the condition was met before it was time to sleep. Often it soon is: the clock, which
+// takes as long as some looks, comes late.
+template <class Condition>
+bool ThreadPool::spin_until(const Condition& is_met) const noexcept {
+  if (spin_time_.count() == 0) return is_met();
+  Clock::time_point begin;
+  for (int rounds = 0;; ++rounds) {
+    for (int i = 0; i < kSpins; ++i) {
+      if (is_met()) return true;
+      spin_pause();
+    }
+    const Clock::time_point now = Clock::now();
+    if (rounds == 0) begin = now;
+    if (now - begin >= spin_time_) return false;
+  }
+}
+
+// Whether it slept and nobody else has woken it.
+bool ThreadPool::wake(Parking& sleeper) noexcept {
+  if (sleeper.load(std::memory_order_relaxed) == kAwake) return false;
+  if (sleeper.exchange(kAwake, std::memory_order_acq_rel) == kAwake) return false;
+  sleeper.notify_one();
+  return true;
+}
+
+// Threads up to the first that sleeps.
+int ThreadPool::count_awake(int most) const noexcept {
+  int count = 1;
+  while (count < most && parking(count).load(std::memory_order_relaxed) == kAwake) ++count;
+  return count;
+}
+
+int ThreadPool::threads_at_hand(int most) noexcept {
+  if (executor_ != nullptr) return most;
+  const int num_awake = count_awake(most);
+  if (num_awake == most || spin_time_.count() == 0) return num_awake;
+  const Clock::rep now = Clock::now().time_since_epoch().count();
+  const Clock::rep last = last_asked_.exchange(now, std::memory_order_relaxed);
+  // A thread that had been awake then would be now: it pays to have it so for the next time.
+  if (now - last < spin_time_.count()) {
+    num_wanted_.store(most, std::memory_order_relaxed);
+    wake_sleepers();
+  }
+  return num_awake;
+}
+
+// Wakes some of the threads that are wanted and sleep. Whoever is woken wakes more, so all of them
+// wake up.
 void ThreadPool::wake_sleepers() noexcept {
+  // Those who are about to sleep see what was stored before, or are seen to be asleep.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (num_asleep_.load(std::memory_order_relaxed) == 0) return;
-  wakes_.fetch_add(1, std::memory_order_seq_cst);  // before the look at who waits
-  wakes_.notify_all();
+  const int num_wanted = num_wanted_.load(std::memory_order_relaxed);
+  int num_woken = 0;
+  for (int i = 1; i < num_wanted && num_woken < kWakesEach; ++i) {
+    if (wake(parking(i))) ++num_woken;
+  }
 }
 
 void ThreadPool::run_erased(int num_shares, const Task& task) {
@@ -103,10 +169,13 @@ void ThreadPool::run_erased(int num_shares, const Task& task) {
     return;
   }
   const RunId run = ++last_run_;
-  const std::span others(places_.get() + 1, static_cast<std::size_t>(num_shares) - 1);
-  for (Place& place : others) {
+  for (int i = 1; i < num_shares; ++i) {
+    Place& place = places_[static_cast<std::size_t>(i)];
     place.task = task;
     place.posted.store(run, std::memory_order_release);
+  }
+  if (num_wanted_.load(std::memory_order_relaxed) != num_shares) {
+    num_wanted_.store(num_shares, std::memory_order_relaxed);
   }
   wake_sleepers();
   task.call(task.context, 0);
@@ -116,55 +185,55 @@ void ThreadPool::run_erased(int num_shares, const Task& task) {
     task.call(task.context, i);
     place.finished.store(run, std::memory_order_relaxed);
   }
-  for (const Place& place : others) wait_for_share(place, run);
+  for (int i = 1; i < num_shares; ++i) wait_for_share(i, run);
 }
 
-void ThreadPool::wait_for_share(const Place& place, RunId run) noexcept {
+void ThreadPool::wait_for_share(int thread, RunId run) noexcept {
+  const Place& place = places_[static_cast<std::size_t>(thread)];
   const auto is_finished = [&] { return place.finished.load(std::memory_order_acquire) == run; };
-  for (int i = 0; i < kSpins; ++i) {
-    if (is_finished()) return;
-    spin_pause();
-  }
-  caller_asleep_.store(true, std::memory_order_relaxed);
+  if (spin_until(is_finished)) return;
+  const auto waits_for = static_cast<std::uint32_t>(thread);
+  caller_waits_for_.store(waits_for, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  for (RunId last = place.finished.load(std::memory_order_acquire); last != run;
-       last = place.finished.load(std::memory_order_acquire)) {
-    place.finished.wait(last, std::memory_order_acquire);
-  }
-  caller_asleep_.store(false, std::memory_order_relaxed);
+  while (!is_finished()) caller_waits_for_.wait(waits_for, std::memory_order_acquire);
+  caller_waits_for_.store(0, std::memory_order_relaxed);
 }
 
 // Returns when there is another run than the one seen, or none will come.
-ThreadPool::RunId ThreadPool::wait_for_run(const Place& place, RunId seen) noexcept {
+ThreadPool::RunId ThreadPool::wait_for_run(int thread, RunId seen) noexcept {
+  const Place& place = places_[static_cast<std::size_t>(thread)];
+  Parking& own = parking(thread);
   const auto is_over = [&] {
     return place.posted.load(std::memory_order_acquire) != seen ||
            stopping_.load(std::memory_order_relaxed);
   };
-  for (;;) {
-    for (int i = 0; i < kSpins; ++i) {
-      if (is_over()) return place.posted.load(std::memory_order_acquire);
-      spin_pause();
-    }
-    num_asleep_.fetch_add(1, std::memory_order_relaxed);
-    const std::uint32_t wakes = wakes_.load(std::memory_order_acquire);
+  while (!spin_until(is_over)) {
+    own.store(kParked, std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (!is_over()) wakes_.wait(wakes, std::memory_order_acquire);
-    num_asleep_.fetch_sub(1, std::memory_order_relaxed);
+    if (!is_over()) own.wait(kParked, std::memory_order_acquire);
+    own.store(kAwake, std::memory_order_relaxed);
+    // Who woke this thread leaves others to it.
+    wake_sleepers();
   }
+  return place.posted.load(std::memory_order_acquire);
 }
 
 void ThreadPool::thread_main(int thread) noexcept {
   Place& place = places_[static_cast<std::size_t>(thread)];
   RunId run = 0;
   for (;;) {
-    run = wait_for_run(place, run);
+    run = wait_for_run(thread, run);
     if (stopping_.load(std::memory_order_relaxed)) return;
     if (!claim(place, run)) continue;
     place.task.call(place.task.context, thread);
     place.finished.store(run, std::memory_order_release);
     // The caller sees that, or is seen to be asleep.
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (caller_asleep_.load(std::memory_order_relaxed)) place.finished.notify_one();
+    auto waits_for = static_cast<std::uint32_t>(thread);
+    if (caller_waits_for_.load(std::memory_order_relaxed) == waits_for &&
+        caller_waits_for_.compare_exchange_strong(waits_for, 0, std::memory_order_acq_rel)) {
+      caller_waits_for_.notify_one();
+    }
   }
 }
 

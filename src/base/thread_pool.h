@@ -8,15 +8,17 @@
 // A run is one share for each thread that takes part. A thread claims its own; what nobody has
 // claimed when the caller is done with its share, the caller does too. So a thread that still
 // sleeps is not waited for, and no line is fought for: every thread has one of its own, in which
-// the caller leaves the run and the thread says when it is done. The system is asked to wake only
-// if somebody sleeps; then all sleepers wake, and those without a share park again. A run allocates
-// nothing.
+// the caller leaves the run and the thread says when it is done. A run allocates nothing.
+//
+// Only those wake that have a share. The caller wakes two of them, and who wakes up wakes two more
+// before it begins. For what is over before they come, ask who is awake (threads_at_hand).
 //
 // Thread safety: runs may be started from several threads; they take turns. None must be started
 // from inside another.
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -83,6 +85,11 @@ class ThreadPool {
                             .context = const_cast<void*>(static_cast<const void*>(&f))});
   }
 
+  // Of `most` shares, how many to make of a run that is over before a thread that sleeps has woken
+  // up: one for each thread that is awake, from thread 0, the caller, on. Where such runs follow
+  // each other closely, sleepers are woken for the next ones. REQUIRES: 1 <= most <= num_threads().
+  int threads_at_hand(int most) noexcept;
+
  private:
   struct Task {
     void (*call)(void* context, int thread) noexcept = nullptr;
@@ -99,26 +106,46 @@ class ThreadPool {
     Task task;
   };
 
+  using Clock = std::chrono::steady_clock;
+  // Whether somebody sleeps, or is about to. A word that the system can wait for as it is.
+  using Parking = std::atomic<std::uint32_t>;
+  static constexpr std::uint32_t kAwake = 0;
+  static constexpr std::uint32_t kParked = 1;
+  struct alignas(64) ParkingLine {
+    Parking of_thread[16]{};
+  };
+  Parking& parking(int thread) const noexcept {
+    return parking_[static_cast<std::size_t>(thread) / 16].of_thread[thread % 16];
+  }
+
   static bool claim(Place& place, RunId run) noexcept;
+  template <class Condition>
+  bool spin_until(const Condition& is_met) const noexcept;
+  static bool wake(Parking& sleeper) noexcept;
+  int count_awake(int most) const noexcept;
   void wake_sleepers() noexcept;
-  RunId wait_for_run(const Place& place, RunId seen) noexcept;
-  void wait_for_share(const Place& place, RunId run) noexcept;
+  RunId wait_for_run(int thread, RunId seen) noexcept;
+  void wait_for_share(int thread, RunId run) noexcept;
   void stop() noexcept;
   void run_erased(int num_shares, const Task& task);
   void thread_main(int thread) noexcept;
 
-  const int num_threads_;
+  // What all threads read, in lines that change only when somebody begins or ends to sleep.
+  alignas(64) const int num_threads_;
+  const Clock::duration spin_time_;
   Executor* const executor_ = nullptr;
-  std::mutex run_mutex_;             // one run at a time
-  RunId last_run_ = 0;               // under the mutex
-  std::unique_ptr<Place[]> places_;  // [num_threads]
-  std::vector<std::thread> threads_;
-
-  // One line, which changes only when threads begin or end to sleep.
-  alignas(64) std::atomic<int> num_asleep_{0};  // of the pool's threads, or about to be
-  std::atomic<std::uint32_t> wakes_{0};         // what they wait for
-  std::atomic<bool> caller_asleep_{false};
+  std::unique_ptr<Place[]> places_;                 // [num_threads]
+  std::unique_ptr<ParkingLine[]> parking_;          // [num_threads], several in a line
+  std::atomic<int> num_wanted_{0};                  // threads that are woken, from the first on
+  std::atomic<std::uint32_t> caller_waits_for_{0};  // a thread, 0: it is awake
   std::atomic<bool> stopping_{false};
+
+  // What the caller writes in every run.
+  alignas(64) std::mutex run_mutex_;  // one run at a time
+  RunId last_run_ = 0;
+  std::atomic<Clock::rep> last_asked_{0};  // threads_at_hand, when some slept
+
+  std::vector<std::thread> threads_;
 };
 
 }  // namespace quire

@@ -86,11 +86,41 @@ TEST(ThreadPool, RunsAfterPausesOfAnyLength) {
     const auto until =
         std::chrono::steady_clock::now() + std::chrono::nanoseconds(random >> 15);  // 0 to 131 us
     while (std::chrono::steady_clock::now() < until) spin_pause();
-    const int num_shares = 2 + round % 4;
+    const int most = 2 + round % 4;
+    const int num_shares = round % 3 == 0 ? most : pool.threads_at_hand(most);
+    ASSERT_TRUE(num_shares >= 1 && num_shares <= most) << num_shares;
     std::atomic<int> runs[5] = {};
     pool.run_shares(num_shares, [&](int thread) noexcept { ++runs[thread]; });
     for (int i = 0; i < 5; ++i) ASSERT_EQ(runs[i], i < num_shares ? 1 : 0) << round;
   }
+}
+
+// The caller wakes only some; they wake the others, or this would not end.
+TEST(ThreadPool, ALongRunWakesEverybody) {
+  constexpr int kThreads = 20;
+  ThreadPool pool(kThreads);
+  for (const int num_shares : {kThreads, 2, 7, kThreads}) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    std::atomic<int> num_there{0};
+    pool.run_shares(num_shares, [&](int) noexcept {
+      ++num_there;
+      while (num_there < num_shares) std::this_thread::yield();
+    });
+    EXPECT_EQ(num_there, num_shares);
+  }
+}
+
+// Runs that follow each other closely find threads awake in the end.
+TEST(ThreadPool, ShortRunsGatherThreads) {
+  if (std::thread::hardware_concurrency() < 2) GTEST_SKIP() << "one CPU: threads do not spin";
+  ThreadPool pool(2);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  int num_threads = 1;
+  while (num_threads < 2 && std::chrono::steady_clock::now() < end) {
+    num_threads = pool.threads_at_hand(2);
+    pool.run_shares(num_threads, [](int) noexcept {});
+  }
+  EXPECT_EQ(num_threads, 2);
 }
 
 // The caller sleeps, and is woken.

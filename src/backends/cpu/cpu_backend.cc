@@ -340,11 +340,11 @@ struct alignas(64) ShortStep {
 // plenty, it takes the next before it begins one, to fetch its first keys meanwhile; the last ones
 // are left for whoever is free. Where every thread has one part, the parts are shared out already.
 void attend_parts(const Level& level, const AttendCall& call, const CpuPrepared& prepared,
-                  std::atomic<std::int64_t>& counter, int thread) noexcept {
+                  std::atomic<std::int64_t>& counter, int num_workers, int thread) noexcept {
   const WorkOrder& order = prepared.order;
   const Scratch scratch = prepared.scratch(thread);
   const auto take = [&counter] { return counter.fetch_add(1, std::memory_order_relaxed); };
-  if (order.one_each()) {
+  if (order.one_each(num_workers)) {
     const WorkItem part = item_part_at(prepared.plan_spec, prepared.plan, order, thread);
     attend_part(level, call, prepared, part, scratch);
     return;
@@ -439,7 +439,7 @@ class CpuBackend final : public HostBackend {
     // A sequence alone whose heads are shared out: who reads them has their lines.
     const CpuPrepared& mine = self(prepared);
     if (shares.size() == 1 && mine.order.one_each() && mine.order.num_sequences == 1) {
-      shares.num_head_groups = mine.order.num_parts;
+      shares.num_head_groups = num_workers(mine.order);
     }
     pool_.run(shares.size(), [&](std::int64_t index, int) noexcept {
       level_.append_rows(call, append_share(call, shares, index));
@@ -456,11 +456,11 @@ class CpuBackend final : public HostBackend {
     }
     for (std::int64_t i = 0; i < mine.num_merges(); ++i) new (&mine.done[i]) std::atomic<int>(0);
     alignas(64) std::atomic<std::int64_t> next_part{0};
-    const std::int64_t num_workers = std::min(mine.order.num_threads, mine.order.num_parts);
-    pool_.run_shares(static_cast<int>(num_workers), [&](int thread) noexcept {
+    const int workers = num_workers(mine.order);
+    pool_.run_shares(workers, [&](int thread) noexcept {
       fetch_lines(call);
       fetch_lines(mine);
-      attend_parts(level_, call, mine, next_part, thread);
+      attend_parts(level_, call, mine, next_part, workers, thread);
     });
   }
 
@@ -493,13 +493,18 @@ class CpuBackend final : public HostBackend {
   }
   void run_short_step(const CpuPrepared& prepared, const AttendCall& call,
                       const AppendCall& append) {
-    pool_.run_shares(static_cast<int>(prepared.order.num_parts),
-                     ShortStep{.level = level_,
-                               .call = call,
-                               .append = append,
-                               .item = item_at(prepared.plan_spec, prepared.plan, 0),
-                               .num_parts = prepared.order.num_parts,
-                               .scratch_memory = prepared.scratch_memory});
+    const int num_parts = num_workers(prepared.order);
+    pool_.run_shares(num_parts, ShortStep{.level = level_,
+                                          .call = call,
+                                          .append = append,
+                                          .item = item_at(prepared.plan_spec, prepared.plan, 0),
+                                          .num_parts = num_parts,
+                                          .scratch_memory = prepared.scratch_memory});
+  }
+  // How many threads take part.
+  int num_workers(const WorkOrder& order) noexcept {
+    const int most = static_cast<int>(std::min(order.num_threads, order.num_parts));
+    return order.is_short && most > 1 ? pool_.threads_at_hand(most) : most;
   }
 
   const Level& level_;

@@ -14,6 +14,8 @@ constexpr std::int64_t kPartsPerThread = 2;
 // The cost (see item_cost) below which a part is not worth another thread: some 2 us of one core
 // with AVX-512, while a thread that spins joins within half of that.
 constexpr std::int64_t kMinPartCost = 1024;
+// The cost from which on it pays to wake threads: it takes some 10 us until they have come.
+constexpr std::int64_t kMinWakingCost = 20 * kMinPartCost;
 
 // The cost of the longest item of a sequence; under a causal mask that of its last row tile.
 std::int64_t longest_item_cost(const PlanSpec& spec, const SequencePlan& plan) noexcept {
@@ -166,6 +168,7 @@ void order_work(const PlanSpec& spec, const BatchPlan& plan, int num_threads, Wo
   }
   sort_sequences(class_sizes, order);
   order.num_threads = std::clamp<std::int64_t>(total_cost / kMinPartCost, 1, num_threads);
+  order.is_short = total_cost < kMinWakingCost;
   // The parts of a single item are all alike.
   const std::int64_t per_thread = order.num_threads == 1 || num_items == 1 ? 1 : kPartsPerThread;
   // A group is one piece of work, which only its kv heads can be cut into: what is left must do for

@@ -33,6 +33,7 @@ struct WorkOrder {
   std::int64_t num_sequences = 0;
   std::int64_t max_cut = 1;           // parts of an item, at most
   std::int64_t num_threads = 1;       // more would cost more than they bring
+  bool is_short = false;              // done before threads that sleep have woken up
   std::int32_t* sequences = nullptr;  // [num_sequences] costliest items first
   // [num_sequences], in this order: how many from this one on go together, 0 in a group of another;
   // and how many of their first splits do.
@@ -41,10 +42,11 @@ struct WorkOrder {
   WorkOffsets* offsets = nullptr;  // [num_sequences + 1] of all sequences before, in this order
   std::uint8_t* costs = nullptr;   // [num_sequences], of order_work
 
-  // Every thread has one part, and nobody waits for another's.
-  bool one_each() const noexcept {
-    return num_threads > 1 && num_parts <= num_threads && num_merges == 0;
+  // One for each of these threads, and nobody waits for another's.
+  bool one_each(std::int64_t num_workers) const noexcept {
+    return num_workers > 1 && num_parts <= num_workers && num_merges == 0;
   }
+  bool one_each() const noexcept { return one_each(num_threads); }
 };
 
 // Bytes of an order of up to max_sequences, and the order in them. REQUIRES: 8-byte alignment.
