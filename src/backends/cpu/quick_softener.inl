@@ -89,7 +89,7 @@ class QuickSoftener {
     QUIRE_UNROLL
     for (int i = 0; i < kRows; ++i, ++row_) {
       const typename Hand::Row& row = hand.row[i];
-      if (any_greater(row.top, set1(kMaxSlack)) || block_.states.max(row_) == kNegativeInfinity)
+      if (any_greater(row.top, set1(kMaxSlack)) || !is_near_exact(block_.states.max(row_)))
           [[unlikely]] {
         chunk_.soften_one(block_, row_);
       } else {

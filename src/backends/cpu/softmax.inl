@@ -103,6 +103,13 @@ inline void scale_row(const RowStates& states, std::int64_t row, float factor) n
 // need not be scaled for every new maximum.
 inline constexpr float kMaxSlack = 8.0F;
 
+// Up to this magnitude of the maximum the exact product of a score and its unit may stand beside
+// the rounded one that the maximum is: they differ by less than one. Far beyond they differ by more
+// than f32 can hold as a power of two. False for infinities and NaN.
+inline bool is_near_exact(float max) noexcept {
+  return std::fabs(max) < 16777216.0F;
+}
+
 // f(i) for every vector: kCount of them, known to the compiler, or num_vectors if that is 0.
 template <int kCount, class F>
 QUIRE_INLINE void for_vectors(std::int64_t num_vectors, F&& f) noexcept {
@@ -115,13 +122,17 @@ QUIRE_INLINE void for_vectors(std::int64_t num_vectors, F&& f) noexcept {
 }
 
 // Of one row: adds the weights to the sums, lane by lane. v_scales [keys], if any, are multiplied
-// into the weights alone; a weight of 0 stays 0 whatever the scale of its key holds.
-template <class Ops, int kCount>
+// into the weights alone; a weight of 0 stays 0 whatever the scale of its key holds. The largest
+// weight is about 1, and with kExact false, for any maximum, no more than that.
+template <class Ops, int kCount, bool kExact>
 QUIRE_INLINE void weigh(const float* s, std::int64_t num_vectors, float factor, float max,
                         const float* v_scales, float* sums, typename Ops::A* p) noexcept {
   Vec sum = load(sums);
   for_vectors<kCount>(num_vectors, [&](std::int64_t i) QUIRE_INLINE_LAMBDA {
-    const Vec x = exp2<Ops::kExp2Degree>(exact_fms(load(s + i * kLanes), set1(factor), set1(max)));
+    const Vec score = load(s + i * kLanes);
+    const Vec below_max = kExact ? exact_fms(score, set1(factor), set1(max))
+                                 : sub(mul(score, set1(factor)), set1(max));
+    const Vec x = exp2<Ops::kExp2Degree>(below_max);
     sum = add(sum, x);
     if (v_scales == nullptr) {
       Ops::store_weights(p + i * kLanes, x);
@@ -164,6 +175,10 @@ QUIRE_INLINE float soften_row(const float* s, std::int64_t num_vectors, float fa
       *max = new_max;
     }
   }
-  weigh<Ops, kCount>(s, num_vectors, factor, *max, v_scales, sums, p);
+  if (is_near_exact(*max)) [[likely]] {
+    weigh<Ops, kCount, true>(s, num_vectors, factor, *max, v_scales, sums, p);
+  } else {
+    weigh<Ops, 0, false>(s, num_vectors, factor, *max, v_scales, sums, p);
+  }
   return rescale;
 }
