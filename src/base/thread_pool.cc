@@ -17,10 +17,6 @@ namespace {
 constexpr std::chrono::microseconds kSpinTime{50};
 // Looks between two at the clock: 3 to 10 us, as a pause takes 40 to 140 cycles.
 constexpr int kSpins = 200;
-// How many the caller wakes, and each that was woken in its turn: with two, 14 threads are awake
-// after three times the time that one takes.
-constexpr int kWakesEach = 2;
-
 // Threads that share a CPU would only keep each other from working.
 std::chrono::nanoseconds spin_time_of(int num_threads) {
   cpu_set_t allowed;
@@ -116,12 +112,10 @@ bool ThreadPool::spin_until(const Condition& is_met) const noexcept {
   }
 }
 
-// Whether it slept and nobody else has woken it.
-bool ThreadPool::wake(Parking& sleeper) noexcept {
-  if (sleeper.load(std::memory_order_relaxed) == kAwake) return false;
-  if (sleeper.exchange(kAwake, std::memory_order_acq_rel) == kAwake) return false;
-  sleeper.notify_one();
-  return true;
+// If it sleeps and nobody else has woken it.
+void ThreadPool::wake(Parking& sleeper) noexcept {
+  if (sleeper.load(std::memory_order_relaxed) == kAwake) return;
+  if (sleeper.exchange(kAwake, std::memory_order_acq_rel) == kParked) sleeper.notify_one();
 }
 
 // Threads up to the first that sleeps.
@@ -140,21 +134,18 @@ int ThreadPool::threads_at_hand(int most) noexcept {
   // A thread that had been awake then would be now: it pays to have it so for the next time.
   if (now - last < spin_time_.count()) {
     num_wanted_.store(most, std::memory_order_relaxed);
-    wake_sleepers();
+    wake_sleepers(false);
   }
   return num_awake;
 }
 
-// Wakes some of the threads that are wanted and sleep. Whoever is woken wakes more, so all of them
-// wake up.
-void ThreadPool::wake_sleepers() noexcept {
+// Wakes the threads that are wanted and sleep. To wake one takes microseconds, so whoever is woken
+// helps, from the other end.
+void ThreadPool::wake_sleepers(bool helps) noexcept {
   // Those who are about to sleep see what was stored before, or are seen to be asleep.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  const int num_wanted = num_wanted_.load(std::memory_order_relaxed);
-  int num_woken = 0;
-  for (int i = 1; i < num_wanted && num_woken < kWakesEach; ++i) {
-    if (wake(parking(i))) ++num_woken;
-  }
+  const int last = num_wanted_.load(std::memory_order_relaxed) - 1;
+  for (int i = 1; i <= last; ++i) wake(parking(helps ? last + 1 - i : i));
 }
 
 void ThreadPool::run_erased(int num_shares, const Task& task) {
@@ -177,7 +168,7 @@ void ThreadPool::run_erased(int num_shares, const Task& task) {
   if (num_wanted_.load(std::memory_order_relaxed) != num_shares) {
     num_wanted_.store(num_shares, std::memory_order_relaxed);
   }
-  wake_sleepers();
+  wake_sleepers(false);
   task.call(task.context, 0);
   for (int i = 1; i < num_shares; ++i) {
     Place& place = places_[static_cast<std::size_t>(i)];
@@ -212,8 +203,7 @@ ThreadPool::RunId ThreadPool::wait_for_run(int thread, RunId seen) noexcept {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!is_over()) own.wait(kParked, std::memory_order_acquire);
     own.store(kAwake, std::memory_order_relaxed);
-    // Who woke this thread leaves others to it.
-    wake_sleepers();
+    wake_sleepers(true);
   }
   return place.posted.load(std::memory_order_acquire);
 }

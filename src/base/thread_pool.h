@@ -10,8 +10,8 @@
 // sleeps is not waited for, and no line is fought for: every thread has one of its own, in which
 // the caller leaves the run and the thread says when it is done. A run allocates nothing.
 //
-// Only those wake that have a share. The caller wakes two of them, and who wakes up wakes two more
-// before it begins. For what is over before they come, ask who is awake (threads_at_hand).
+// Only those wake that have a share. That takes time, so those who wake up help before they begin.
+// For what is over before they come, ask who is awake (threads_at_hand).
 //
 // Thread safety: runs may be started from several threads; they take turns. None must be started
 // from inside another.
@@ -121,9 +121,9 @@ class ThreadPool {
   static bool claim(Place& place, RunId run) noexcept;
   template <class Condition>
   bool spin_until(const Condition& is_met) const noexcept;
-  static bool wake(Parking& sleeper) noexcept;
+  static void wake(Parking& sleeper) noexcept;
   int count_awake(int most) const noexcept;
-  void wake_sleepers() noexcept;
+  void wake_sleepers(bool helps) noexcept;
   RunId wait_for_run(int thread, RunId seen) noexcept;
   void wait_for_share(int thread, RunId run) noexcept;
   void stop() noexcept;

@@ -95,8 +95,8 @@ TEST(ThreadPool, RunsAfterPausesOfAnyLength) {
   }
 }
 
-// The caller wakes only some; they wake the others, or this would not end.
-TEST(ThreadPool, ALongRunWakesEverybody) {
+// Everybody with a share is woken, or this would not end.
+TEST(ThreadPool, ARunWakesEverybody) {
   constexpr int kThreads = 20;
   ThreadPool pool(kThreads);
   for (const int num_shares : {kThreads, 2, 7, kThreads}) {

@@ -501,10 +501,11 @@ class CpuBackend final : public HostBackend {
                                           .num_parts = num_parts,
                                           .scratch_memory = prepared.scratch_memory});
   }
-  // How many threads take part.
+  // How many threads take part: all that are worth waking, more if they are awake.
   int num_workers(const WorkOrder& order) noexcept {
     const int most = static_cast<int>(std::min(order.num_threads, order.num_parts));
-    return order.is_short && most > 1 ? pool_.threads_at_hand(most) : most;
+    const int woken = static_cast<int>(std::min<std::int64_t>(most, order.num_worth_waking));
+    return most == woken ? most : std::max(woken, pool_.threads_at_hand(most));
   }
 
   const Level& level_;

@@ -11,10 +11,16 @@ namespace {
 
 // Parts for each thread: two even out what the order does not.
 constexpr std::int64_t kPartsPerThread = 2;
+// One of so many items may be cut finely, into so many parts instead of one.
+constexpr std::int64_t kItemsPerFine = 4;
+constexpr std::int64_t kFineParts = 4;
 // The cost (see item_cost) below which a part is not worth another thread: some 2 us of one core
 // with AVX-512, while a thread that spins joins within half of that.
 constexpr std::int64_t kMinPartCost = 1024;
-// The cost from which on it pays to wake threads: it takes some 10 us until they have come.
+// That of a part of the last items, at least: many times what it takes to begin one.
+constexpr std::int64_t kMinFinePartCost = 8 * kMinPartCost;
+// The cost for which it pays to wake another thread: on virtual machines to wake it takes 10 us,
+// and 30 until it has come.
 constexpr std::int64_t kMinWakingCost = 20 * kMinPartCost;
 
 // The cost of the longest item of a sequence; under a causal mask that of its last row tile.
@@ -38,9 +44,24 @@ std::uint8_t cost_class(std::int64_t cost) noexcept {
   return static_cast<std::uint8_t>(4 * shift + static_cast<int>((value >> shift) & 3));
 }
 
-// Into how many parts the items of a sequence are cut.
-std::int64_t cut_of(const WorkOrder& order, const SequencePlan& plan) noexcept {
-  return smaller(order.max_cut, plan.heads_per_item);
+// How the items of the sequence at a place of the order are cut: the first num_coarse into `cut`
+// parts, the others into fine_cut.
+struct Cuts {
+  std::int64_t num_coarse;
+  std::int64_t cut;
+  std::int64_t fine_cut;
+
+  // Of the first `num_items` items.
+  std::int64_t parts_of(std::int64_t num_items) const noexcept {
+    const std::int64_t coarse = smaller(num_items, num_coarse);
+    return coarse * cut + (num_items - coarse) * fine_cut;
+  }
+};
+Cuts cuts_at(const WorkOrder& order, std::int64_t place, const SequencePlan& plan) noexcept {
+  const std::int64_t before = order.first_fine_item - order.offsets[place].items;
+  return {.num_coarse = before > 0 ? before : 0,
+          .cut = smaller(order.max_cut, plan.heads_per_item),
+          .fine_cut = smaller(order.max_fine_cut, plan.heads_per_item)};
 }
 
 // Part `part` of `count` of a range.
@@ -137,6 +158,32 @@ void find_groups(const PlanSpec& spec, const BatchPlan& plan, const KeyPlaces* p
   }
 }
 
+// Some parts are left when a thread takes the last but one: cut finely they differ by less. Where
+// the last items are short anyway, nothing is gained.
+void choose_fine_cut(const PlanSpec& spec, const BatchPlan& plan, std::int64_t num_items,
+                     WorkOrder& order) noexcept {
+  order.max_fine_cut = order.max_cut;
+  order.first_fine_item = num_items;
+  if (order.num_threads == 1 || num_items < kItemsPerFine) return;
+  const std::int64_t fine_cut = kFineParts * order.max_cut;
+  const std::int64_t last = order.sequences[order.num_sequences - 1];
+  if (longest_item_cost(spec, plan.sequences[last]) < fine_cut * kMinFinePartCost) return;
+  order.max_fine_cut = fine_cut;
+  order.first_fine_item -= smaller(order.num_threads / 2, num_items / kItemsPerFine);
+}
+
+// Into how many parts the rows of a head are merged: all wait for the last item, so no thread
+// should be without one.
+std::int64_t choose_merge_cut(const PlanSpec& spec, const BatchPlan& plan,
+                              const WorkOrder& order) noexcept {
+  std::int64_t num_heads = 0;
+  for (std::int64_t s = 0; s < plan.num_sequences; ++s) {
+    const SequencePlan& sequence = plan.sequences[s];
+    num_heads += sequence_counts(spec, sequence).merges * sequence.heads_per_item;
+  }
+  return num_heads == 0 ? 1 : smaller(ceil_div(order.num_threads, num_heads), spec.group);
+}
+
 }  // namespace
 
 std::int64_t order_bytes(std::int64_t max_sequences) {
@@ -168,7 +215,7 @@ void order_work(const PlanSpec& spec, const BatchPlan& plan, int num_threads, Wo
   }
   sort_sequences(class_sizes, order);
   order.num_threads = std::clamp<std::int64_t>(total_cost / kMinPartCost, 1, num_threads);
-  order.is_short = total_cost < kMinWakingCost;
+  order.num_worth_waking = std::clamp<std::int64_t>(total_cost / kMinWakingCost, 1, num_threads);
   // The parts of a single item are all alike.
   const std::int64_t per_thread = order.num_threads == 1 || num_items == 1 ? 1 : kPartsPerThread;
   // A group is one piece of work, which only its kv heads can be cut into: what is left must do for
@@ -187,6 +234,8 @@ void order_work(const PlanSpec& spec, const BatchPlan& plan, int num_threads, Wo
       num_items == 0 ? 1 : *std::max_element(order.members, order.members + order.num_sequences);
   const std::int64_t wanted = per_thread * order.num_threads * largest_group;
   order.max_cut = num_items == 0 || wanted <= num_items ? 1 : ceil_div(wanted, num_items);
+  choose_fine_cut(spec, plan, largest_group == 1 ? num_items : 0, order);
+  order.merge_cut = choose_merge_cut(spec, plan, order);
 
   WorkOffsets sum;
   for (std::int64_t i = 0; i < plan.num_sequences; ++i) {
@@ -195,8 +244,9 @@ void order_work(const PlanSpec& spec, const BatchPlan& plan, int num_threads, Wo
     const PlanOffsets counts = sequence_counts(spec, sequence);
     order.offsets[i] = sum;
     const std::int64_t elsewhere = order.members[i] == 0 ? order.shared_splits[i] : 0;
-    sum.parts += (counts.items - elsewhere) * cut_of(order, sequence);
-    sum.merges += counts.merges * sequence.heads_per_item;
+    sum.items += counts.items - elsewhere;
+    sum.parts += cuts_at(order, i, sequence).parts_of(counts.items - elsewhere);
+    sum.merges += counts.merges * sequence.heads_per_item * order.merge_cut;
   }
   order.offsets[plan.num_sequences] = sum;
   order.num_parts = sum.parts;
@@ -212,10 +262,15 @@ WorkItem part_of_item(const WorkItem& item, std::int64_t part, std::int64_t coun
 int item_parts_at(const PlanSpec& spec, const BatchPlan& plan, const WorkOrder& order,
                   std::int64_t index, WorkItem* items) noexcept {
   const std::int64_t place = find_place(order, &WorkOffsets::parts, index);
-  const std::int64_t cut = cut_of(order, plan.sequences[order.sequences[place]]);
-  const std::int64_t part = index - order.offsets[place].parts;
+  const Cuts cuts = cuts_at(order, place, plan.sequences[order.sequences[place]]);
+  std::int64_t part = index - order.offsets[place].parts;
+  const std::int64_t num_coarse_parts = cuts.num_coarse * cuts.cut;
+  const bool coarse = part < num_coarse_parts;
+  if (!coarse) part -= num_coarse_parts;
+  const std::int64_t cut = coarse ? cuts.cut : cuts.fine_cut;
   const bool leads = order.members[place] > 0;
-  const std::int64_t item = part / cut + (leads ? 0 : order.shared_splits[place]);
+  const std::int64_t item =
+      part / cut + (coarse ? 0 : cuts.num_coarse) + (leads ? 0 : order.shared_splits[place]);
   const int count = leads && item < order.shared_splits[place] ? order.members[place] : 1;
   for (int i = 0; i < count; ++i) {
     items[i] = part_of_item(item_of_sequence(spec, plan, order.sequences[place + i], item),
@@ -236,13 +291,18 @@ MergePart merge_part_at(const PlanSpec& spec, const BatchPlan& plan, const WorkO
   const std::int64_t place = find_place(order, &WorkOffsets::merges, index);
   const std::int64_t s = order.sequences[place];
   const SequencePlan& sequence = plan.sequences[s];
-  const std::int64_t part = index - order.offsets[place].merges;
+  const std::int64_t part = (index - order.offsets[place].merges) / order.merge_cut;
+  const std::int64_t row_part = (index - order.offsets[place].merges) % order.merge_cut;
   const std::int64_t unit = part / sequence.heads_per_item;
-  MergePart result{.merge = unit_at(spec, plan, s, unit),
-                   .index = plan.offsets[s].merges + unit,
-                   .num_feeders = sequence.num_splits * cut_of(order, sequence)};
+  const Cuts cuts = cuts_at(order, place, sequence);
+  const std::int64_t first_item = unit * sequence.num_splits;
+  MergePart result{
+      .merge = unit_at(spec, plan, s, unit),
+      .index = plan.offsets[s].merges + unit,
+      .num_feeders = cuts.parts_of(first_item + sequence.num_splits) - cuts.parts_of(first_item)};
   result.merge.kv_heads =
       part_of(result.merge.kv_heads, part % sequence.heads_per_item, sequence.heads_per_item);
+  result.merge.rows = part_of(result.merge.rows, row_part, order.merge_cut);
   return result;
 }
 

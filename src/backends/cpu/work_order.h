@@ -7,10 +7,10 @@
 //   - Where there are too few items for all threads, the kv heads of each are cut into parts: one
 //     for each thread of a single item, more of several. The bits of a head do not depend on the
 //     heads beside it.
+//   - The last of many items are cut more finely, so that threads end at about the same time.
 //   - Sequences with the same blocks, one behind the other in the order, share a pass over them
-//   where
-//     that leaves enough work for all threads.
-//   - Merging the splits of a unit is work too, one part for each kv head, after all items.
+//     where that leaves enough work for all threads.
+//   - Merging the splits of a unit is work too, one part or more for each kv head, after all items.
 //
 // Everything lies in memory of the caller; nothing allocates or throws.
 #pragma once
@@ -23,6 +23,7 @@
 namespace quire::cpu {
 
 struct WorkOffsets {
+  std::int64_t items = 0;
   std::int64_t parts = 0;
   std::int64_t merges = 0;
 };
@@ -32,8 +33,11 @@ struct WorkOrder {
   std::int64_t num_merges = 0;
   std::int64_t num_sequences = 0;
   std::int64_t max_cut = 1;           // parts of an item, at most
+  std::int64_t max_fine_cut = 1;      // of the last ones, from first_fine_item on
+  std::int64_t first_fine_item = 0;   // in this order
+  std::int64_t merge_cut = 1;         // parts of the rows of a kv head that are merged
   std::int64_t num_threads = 1;       // more would cost more than they bring
-  bool is_short = false;              // done before threads that sleep have woken up
+  std::int64_t num_worth_waking = 1;  // of them, if they sleep
   std::int32_t* sequences = nullptr;  // [num_sequences] costliest items first
   // [num_sequences], in this order: how many from this one on go together, 0 in a group of another;
   // and how many of their first splits do.
@@ -73,7 +77,7 @@ WorkItem item_part_at(const PlanSpec& spec, const BatchPlan& plan, const WorkOrd
 int item_parts_at(const PlanSpec& spec, const BatchPlan& plan, const WorkOrder& order,
                   std::int64_t index, WorkItem* items) noexcept;
 
-// One kv head, or none, of a unit whose splits are merged.
+// One kv head, or none, of a unit whose splits are merged, and some of its rows.
 struct MergePart {
   Merge merge;
   std::int64_t index = 0;        // of the merge in the plan

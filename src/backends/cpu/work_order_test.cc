@@ -79,13 +79,15 @@ struct Ordered {
   WorkOrder order;
 };
 
-// How often each (sequence, first row, split, kv head) comes, for items and for merges.
+// How often each (sequence, row, split, kv head) comes, for items and for merges.
 using Visits = std::map<std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>, int>;
 
 template <class Whole>
 void visit(Visits& visits, const Whole& whole, std::int64_t split) {
   for (std::int64_t head = whole.kv_heads.begin; head < whole.kv_heads.end; ++head) {
-    ++visits[{whole.sequence, whole.rows.begin, split, head}];
+    for (std::int64_t row = whole.rows.begin; row < whole.rows.end; ++row) {
+      ++visits[{whole.sequence, row, split, head}];
+    }
   }
 }
 
@@ -128,7 +130,7 @@ void expect_complete(const Ordered& x) {
 TEST(WorkOrder, RandomBatchesAreComplete) {
   Random random(1);
   const std::pair<int, int> heads[] = {{32, 8}, {8, 8}, {6, 3}, {64, 1}, {40, 5}, {256, 128}};
-  for (int round = 0; round < 60; ++round) {
+  for (int round = 0; round < 25; ++round) {
     const auto& [num_q, num_kv] = heads[random.below(6)];
     Lengths lengths;
     for (std::int64_t n = random.below(12); n >= 0; --n) {
@@ -181,9 +183,23 @@ TEST(WorkOrder, FewItemsAreCutByHeads) {
   EXPECT_FALSE(Ordered(spec, {{1, 1024}, {1, 700}}, 2).order.one_each());
   // 64 splits are enough for 16 threads.
   const Ordered long_one(spec, {{1, 32768}}, 16);
-  EXPECT_EQ(long_one.order.num_parts, 64);
-  EXPECT_EQ(long_one.order.num_merges, 8);
-  EXPECT_FALSE(Ordered(spec, {{1, 32768}}, 1000).order.one_each());  // merges wait for others
+  EXPECT_EQ(long_one.order.max_cut, 1);
+  EXPECT_EQ(long_one.order.num_merges, 16);
+  EXPECT_EQ(Ordered(spec, {{1, 32768}}, 1000).order.num_merges, 32);  // of one row each
+  EXPECT_FALSE(Ordered(spec, {{1, 32768}}, 1000).order.one_each());   // merges wait for others
+}
+
+TEST(WorkOrder, TheLastItemsAreCutFinely) {
+  const PlanSpec spec = make_spec(32, 8);
+  const Ordered x(spec, {{1, 32768}}, 16);
+  EXPECT_EQ(x.order.num_parts, 56 + 8 * 4);
+  EXPECT_EQ(item_part_at(spec, x.plan, x.order, 55).kv_heads.size(), 8);
+  EXPECT_EQ(item_part_at(spec, x.plan, x.order, 56).kv_heads.size(), 2);
+  EXPECT_EQ(item_part_at(spec, x.plan, x.order, 56 + 31).kv_heads.end, 8);
+  expect_complete(x);
+  // Not by one thread, nor where short items come last.
+  EXPECT_EQ(Ordered(spec, {{1, 32768}}, 1).order.num_parts, 64);
+  EXPECT_EQ(Ordered(spec, {{1, 32768}, {1, 64}}, 16).order.num_parts, 65);
 }
 
 TEST(WorkOrder, TinyWorkStaysOnOneThread) {
