@@ -156,12 +156,15 @@ void PrefetchWalk::add_tokens(const KvCacheView& cache, KvTensor tensor, std::in
   const std::int64_t element_bytes = dtype_bytes(cache.format.dtype);
   const char* data = static_cast<const char*>(is_k ? cache.k : cache.v) +
                      (offset + kv_heads.begin * strides.head) * element_bytes;
-  if (cache.format.layout == KvLayoutId::kPlain && strides.token != dims) {
+  const bool plain = cache.format.layout == KvLayoutId::kPlain;
+  if (plain && strides.head == dims && strides.token == kv_heads.size() * dims) {
+    add(data, 1, 0, tokens * strides.token * element_bytes);  // all heads, token by token
+  } else if (plain && strides.token != dims) {
     for (std::int64_t i = 0; i < tokens; ++i) {
       add(data + i * strides.token * element_bytes, kv_heads.size(), strides.head * element_bytes,
           dims * element_bytes);
     }
-  } else if (is_k || cache.format.layout == KvLayoutId::kPlain) {
+  } else if (is_k || plain) {
     add(data, kv_heads.size(), strides.head * element_bytes, tokens * dims * element_bytes);
   } else {  // the tokens of one tile of dims after those of the other
     const std::int64_t tile = cache.format.block_size * kPairTile * element_bytes;

@@ -110,14 +110,14 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
         // f32 queries want all keys of a row summed in one order, that of the panels.
         if (block.all_visible && block.rows.size() <= Ops::kPlainRows &&
             dims % Ops::kPlainDimStep == 0 && call_.spec.q_dtype != DType::kF32) {
-          find_rows(k_, chunk.k, chunk.width, rows);
+          find_rows(k_, chunk, chunk.k, rows);
           Ops::score_rows(block.q, block.q_stride, block.rows.size(), rows, chunk.width, dims,
                           block.scores, this->score_stride(), ahead_);
           return;
         }
       }
       if (!k_packed_) {
-        find_rows(k_, chunk.k, chunk.width, rows);
+        find_rows(k_, chunk, chunk.k, rows);
         pack_plain_keys(rows, dims, k_panel(), chunk.width, ahead_);
       }
     }
@@ -192,7 +192,7 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
     const std::int64_t num_keys = num_units() * kPairTile;
     if (!tiled_) {
       const T* rows[kMaxChunk];
-      find_rows(v_, chunk.v, chunk.width, rows);
+      find_rows(v_, chunk, chunk.v, rows);
       pack_plain_values(rows, num_keys, dims, v_panel(), stride, ahead_);
     } else {
       if (call_.cache.format.v_in_k) {
@@ -246,7 +246,7 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
       return false;
     }
     const T* rows[kMaxChunk];
-    find_rows(v_, chunk.v, chunk.width, rows);
+    find_rows(v_, chunk, chunk.v, rows);
     multiply(PlainValues<Ops, T>{rows, chunk.width / 2}, vectors);
     return true;
   }

@@ -17,11 +17,16 @@ QUIRE_INLINE void fill_zero(float* p, std::int64_t count) noexcept {
   for (std::int64_t i = 0; i < count; i += kLanes) store(p + i, zero());
 }
 
-// The rows of one kv head in a plain layout, null where a key is absent.
+// The rows of one kv head in a plain layout, null where a key is absent. `offsets` are those of K
+// or V of the chunk.
 template <class T>
-inline void find_rows(const T* head, const std::int64_t* offsets, std::int64_t width,
+inline void find_rows(const T* head, const Chunk& chunk, const std::int64_t* offsets,
                       const T** rows) noexcept {
-  for (std::int64_t j = 0; j < width; ++j) {
+  if (chunk.complete) {
+    for (std::int64_t j = 0; j < chunk.width; ++j) rows[j] = head + offsets[j];
+    return;
+  }
+  for (std::int64_t j = 0; j < chunk.width; ++j) {
     rows[j] = offsets[j] == kAbsent ? nullptr : head + offsets[j];
   }
 }
