@@ -467,7 +467,8 @@ struct AmxDot : Bf16Base {
   }
 
   // S = q.k of plain rows of K, all there: S^T = K Q^T needs no transposed K. Tiles: C 4 and 5, K
-  // 6, Q^T 7. REQUIRES: num_rows <= kPlainRows, dims % kPlainDimStep == 0, begin(_, true).
+  // 6, Q^T 7. Lines are fetched ahead a few at a time: many at once hold up the loads behind them.
+  // REQUIRES: num_rows <= kPlainRows, dims % kPlainDimStep == 0, begin(_, true).
   template <class T>
   static void score_rows(const BFloat16* q, std::int64_t q_stride, std::int64_t num_rows,
                          const T* const* rows, std::int64_t width, std::int64_t dims, float* s,
@@ -491,12 +492,14 @@ struct AmxDot : Bf16Base {
           const TilePlace k0 = place_rows(rows + key, regular[0], dim, k_tiles[0]);
           const TilePlace k1 = place_rows(rows + key + 16, regular[1], dim, k_tiles[1]);
           QUIRE_TILE_LOAD(7, q_tiles[step], 64);
+          ahead.template steps<kLines / 2>();
           QUIRE_TILE_LOAD(6, k0.data, k0.stride_bytes);
+          ahead.template steps<kLines / 2>();
           QUIRE_TILE_DOT(4, 6, 7);
-          ahead.template steps<kLines>();
+          ahead.template steps<kLines / 2>();
           QUIRE_TILE_LOAD(6, k1.data, k1.stride_bytes);
+          ahead.template steps<kLines / 2>();
           QUIRE_TILE_DOT(5, 6, 7);
-          ahead.template steps<kLines>();
         }
         QUIRE_TILE_STORE(4, sums[0], 64);
         QUIRE_TILE_STORE(5, sums[1], 64);
