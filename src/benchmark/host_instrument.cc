@@ -60,9 +60,10 @@ class HostMeasurement final : public Measurement {
   // mean of the two. Registers have none, only moments in which somebody else had the core.
   Sample sample() override {
     const double before = roof_seconds(probe());
-    // The probe's threads are still about to sleep and the candidate's asleep: nothing beside a
-    // long call, much beside a short one.
-    if (calls_per_sample_ > 1) loaded_.call();
+    // The probe's threads are still about to sleep and the candidate's asleep, and some wake theirs
+    // only when calls follow each other: nothing beside a long call, much beside a short one.
+    constexpr std::int64_t kWarmUps = 16;
+    for (std::int64_t i = 1; i < std::min(calls_per_sample_, kWarmUps); ++i) loaded_.call();
     const double seconds = seconds_of([&] {
       for (std::int64_t i = 0; i < calls_per_sample_; ++i) loaded_.call();
     });
