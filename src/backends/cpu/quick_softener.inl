@@ -25,7 +25,7 @@ class QuickSoftener {
       typename Ops::A* p;
       KeyRange seen;
       Vec max;
-      Vec top;  // of scores above max
+      Vec top;  // of scores above max, infinite if max is of no use
       Vec sum;
       Vec even;  // weights that wait for those of the next vector
     };
@@ -44,11 +44,12 @@ class QuickSoftener {
       row.p = block_.weights + (row_ + i) * score_stride<typename Ops::A>(kWidth);
       if constexpr (kMasked) row.seen = chunk_.keys_of_row(block_, row_ + i);
       float& max = block_.states.max(row_ + i);
-      if (max == kNegativeInfinity) [[unlikely]] {
-        max = first_max(row.s, row.seen);
+      row.top = set1(kNegativeInfinity);
+      if (!is_near_exact(max)) [[unlikely]] {
+        if (max == kNegativeInfinity) max = first_max(row.s, row.seen);
+        if (!is_near_exact(max)) row.top = set1(-kNegativeInfinity);  // to be done again
       }
       row.max = set1(max);
-      row.top = set1(kNegativeInfinity);
       row.sum = load(block_.sums + (row_ + i) * kMaxLanes);
     }
     return hand;
@@ -89,8 +90,7 @@ class QuickSoftener {
     QUIRE_UNROLL
     for (int i = 0; i < kRows; ++i, ++row_) {
       const typename Hand::Row& row = hand.row[i];
-      if (any_greater(row.top, set1(kMaxSlack)) || !is_near_exact(block_.states.max(row_)))
-          [[unlikely]] {
+      if (any_greater(row.top, set1(kMaxSlack))) [[unlikely]] {
         chunk_.soften_one(block_, row_);
       } else {
         store(block_.sums + row_ * kMaxLanes, row.sum);
