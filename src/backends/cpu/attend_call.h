@@ -27,8 +27,9 @@ constexpr std::int64_t score_stride(std::int64_t width) {
 // Scores that a level has under way at once: two blocks of 32 rows, of two-byte elements at least.
 inline constexpr std::int64_t kMaxScores = 2 * 32 * score_stride<std::uint16_t>(kMaxChunk);
 // Rows (token, head in group) of one kv head that share one pass over K and V: a multiple of the
-// rows of every level's matrix block.
-inline constexpr std::int64_t kRowTile = 192;
+// rows of every level's matrix block. Finding keys, and the blocks with nothing beside them at both
+// ends of a pass, cost 5 % of prefill with AMX at half as many.
+inline constexpr std::int64_t kRowTile = 384;
 // Rows of all kv heads of an item, unless one head alone has more.
 inline constexpr std::int64_t kItemRows = 96;
 // Lanes of the widest level; vectors of partial sums have this many.
@@ -40,9 +41,9 @@ constexpr std::int64_t head_row_stride(std::int64_t num_rows) {
   constexpr std::int64_t kTileRows = 16;
   return num_rows <= kTileRows ? num_rows : (num_rows + kTileRows - 1) / kTileRows * kTileRows;
 }
-// Of all heads of an item, at most: five heads of 17 rows take the most. Eight sequences of eight
-// heads of four rows go together.
-inline constexpr std::int64_t kMaxStateRows = 256;
+// Of all heads of an item, at most: a row tile, more than five heads of 17 rows. Eight sequences of
+// eight heads of four rows go together.
+inline constexpr std::int64_t kMaxStateRows = 384;
 static_assert(kItemRows / 17 * 32 <= kMaxStateRows && kRowTile <= kMaxStateRows);
 
 struct AttendCall {

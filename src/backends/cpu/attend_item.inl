@@ -60,7 +60,7 @@ inline void for_chunks(const AttendCall& call, const WorkItem& item, const WorkI
       }
     }
     attend_chunk(chunks[current]);
-    ahead.finish();
+    if (!many_rows) ahead.finish();  // those would wait for it more than they gain
     keys = left.empty() ? left : first_chunk(left, width);
     current = following;
   }

@@ -28,6 +28,13 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
       find_units<false>(v_, chunk.v, chunk.width, v_units_);
     }
     while (num_tiles_ < chunk.width / kPairTile && k_units_[num_tiles_] != nullptr) ++num_tiles_;
+    // A last step of keys that is only half there: the other half is masked, whatever it is read
+    // from, so that no panel is needed for it.
+    if (num_tiles_ > 1 && num_tiles_ % 2 == 1 && num_units() == num_tiles_ + 1) {
+      k_units_[num_tiles_] = k_units_[num_tiles_ - 1];
+      v_units_[num_tiles_] = v_units_[num_tiles_ - 1];
+      ++num_tiles_;
+    }
   }
 
   // The rows of a head that go through the chunk together, or none (num_vectors is 0) if they see
@@ -48,8 +55,10 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
     block.sums = head.sums + r * kMaxLanes;
     block.states = head.states.from(r);
     block.scores = scratch_.scores + first * this->score_stride();
-    block.weights =
-        reinterpret_cast<typename Ops::A*>(scratch_.weights) + first * this->weight_stride();
+    block.weights = reinterpret_cast<typename Ops::A*>(this->weights_in_place(this->per_token())
+                                                           ? scratch_.scores
+                                                           : scratch_.weights) +
+                    first * this->weight_stride();
     block.num_vectors = this->visible_vectors(range);
     block.clear = this->clear_vectors(range);
     block.all_visible = this->all_visible(range);

@@ -56,7 +56,7 @@ struct F32 {
   using Operand = Vec;
   static constexpr int kHalves = 2;
   static constexpr int kVectors = kBlockVectors;
-  static constexpr int kExp2Degree = 5;
+  QUIRE_INLINE static Vec power_of_two(Vec x) noexcept { return exp2<5>(x); }
   static constexpr std::int64_t kKeyStep = kPairTile;  // scores are computed for multiples of it
   static constexpr std::int64_t kRowBlock = 96;
   static constexpr std::int64_t kWideChunk = kChunk;
@@ -79,7 +79,8 @@ struct F32 {
     return in_place_rows<T>();
   }
   static constexpr bool kPipelined = false;       // scores of a block while another is softened
-  static constexpr bool kWeightsInPairs = false;  // two vectors of weights are stored at once
+  static constexpr bool kWeightsInPlace = false;  // of scores, two vectors of weights at once
+  using Weights = Vec;
 
   template <int kHalf>
   QUIRE_INLINE static Vec operand(const Pair& x) noexcept {

@@ -191,7 +191,7 @@ inline void pack_values_of_keys(const T* const* units, std::int64_t num_units, s
 struct Bf16Base {
   using A = BFloat16;
   using Panel = BFloat16;
-  static constexpr int kExp2Degree = 3;
+  QUIRE_INLINE static Vec power_of_two(Vec x) noexcept { return exp2<3>(x); }
   static constexpr std::int64_t kPlainRows = 0;
   static constexpr std::int64_t kPlainDimStep = kLanes;
 

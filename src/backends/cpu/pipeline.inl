@@ -16,6 +16,7 @@ class RowSoftener {
         last_(last),
         rows_per_step_(num_steps == 0 ? 0 : (last - first + num_steps - 1) / num_steps) {}
 
+  static constexpr int kParts = 16;  // as a row of the other has, all of them empty
   struct Hand {};
   bool ready() const noexcept { return row_ < last_; }
   QUIRE_INLINE Hand take() const noexcept { return {}; }
@@ -102,9 +103,9 @@ class Pipeline {
       work(softener);
       softener.finish();
     };
-    const auto run_quick = [&]<int kRows, bool kPerToken>() {
+    const auto run_quick = [&]<int kVectorsAtOnce, bool kPerToken>() {
       const auto run_masked = [&]<bool kMasked>() {
-        using Softener = QuickSoftener<Ops, kRows, kMasked, Ops::kWideChunk, kPerToken>;
+        using Softener = QuickSoftener<Ops, kVectorsAtOnce, kMasked, Ops::kWideChunk, kPerToken>;
         run(Softener(*stage.step, block, first, last));
       };
       block.all_visible ? run_masked.template operator()<false>()

@@ -26,8 +26,16 @@ class ScoresOfChunk {
   const Chunk& chunk() const noexcept { return *chunk_; }
   // From one row of a block to the next.
   std::int64_t score_stride() const noexcept { return cpu::score_stride<float>(chunk_->width); }
-  std::int64_t weight_stride() const noexcept {
-    return cpu::score_stride<typename Ops::A>(chunk_->width);
+  std::int64_t weight_stride() const noexcept { return weight_stride(chunk_->width, per_token_); }
+  static constexpr std::int64_t weight_stride(std::int64_t width, bool per_token) noexcept {
+    using A = typename Ops::A;
+    constexpr auto kInScore = static_cast<std::int64_t>(sizeof(float) / sizeof(A));
+    return weights_in_place(per_token) ? cpu::score_stride<float>(width) * kInScore
+                                       : cpu::score_stride<A>(width);
+  }
+  // Weights take the place of their scores, which a near cache still holds, unless they need more.
+  static constexpr bool weights_in_place(bool per_token) noexcept {
+    return Ops::kWeightsInPlace && !per_token;
   }
   // Every key has scales of its own.
   bool per_token() const noexcept { return per_token_; }
@@ -97,10 +105,13 @@ class ScoresOfChunk {
   bool only_scaled_by_token() const noexcept {
     return plain_scores_ && sequence_.tree_bits == nullptr && score_factor() > 0.0F;
   }
-  // The keys of the chunk that row r of a block sees. REQUIRES: only_scaled_by_token().
-  KeyRange keys_of_row(const RowBlock<Ops>& block, std::int64_t r) const noexcept {
-    return visible_part(call_, sequence_, (block.rows.begin + r) / call_.spec.head_group(),
-                        *chunk_);
+  // The query that row r of a block belongs to.
+  std::int64_t query_of_row(const RowBlock<Ops>& block, std::int64_t r) const noexcept {
+    return (block.rows.begin + r) / call_.spec.head_group();
+  }
+  // The keys of the chunk that a query sees. REQUIRES: only_scaled_by_token().
+  KeyRange keys_of_query(std::int64_t query) const noexcept {
+    return visible_part(call_, sequence_, query, *chunk_);
   }
   // In units of ln 2. REQUIRES: only_scaled_by_token().
   float score_factor() const noexcept { return call_.params.scale * k_scale_ * kLog2E; }

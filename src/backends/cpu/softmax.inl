@@ -99,9 +99,10 @@ inline void scale_row(const RowStates& states, std::int64_t row, float factor) n
   }
 }
 
-// A maximum this much too small (in powers of two) is kept: weights up to 2^8 lose nothing, and O
-// need not be scaled for every new maximum.
-inline constexpr float kMaxSlack = 8.0F;
+// A maximum this much too small (in powers of two) is kept: larger weights lose nothing, and O need
+// not be scaled for every new maximum.
+inline constexpr float kMaxSlack = 4.0F;
+inline constexpr float kMaxSlackFactor = 16.0F;
 
 // Up to this magnitude of the maximum the exact product of a score and its unit may stand beside
 // the rounded one that the maximum is: they differ by less than one. Far beyond they differ by more
@@ -132,7 +133,7 @@ QUIRE_INLINE void weigh(const float* s, std::int64_t num_vectors, float factor, 
     const Vec score = load(s + i * kLanes);
     const Vec below_max = kExact ? exact_fms(score, set1(factor), set1(max))
                                  : sub(mul(score, set1(factor)), set1(max));
-    const Vec x = exp2<Ops::kExp2Degree>(below_max);
+    const Vec x = Ops::power_of_two(below_max);
     sum = add(sum, x);
     if (v_scales == nullptr) {
       Ops::store_weights(p + i * kLanes, x);
@@ -164,7 +165,11 @@ QUIRE_INLINE float soften_row(const float* s, std::int64_t num_vectors, float fa
       for (std::int64_t i = 0; i < num_vectors; ++i) nan = nan || any_nan(load(s + i * kLanes));
       if (!nan) {
         for (std::int64_t i = 0; i < num_vectors; ++i) {
-          Ops::store_scaled_weights(p + i * kLanes, zero());
+          if (v_scales == nullptr) {
+            Ops::store_weights(p + i * kLanes, zero());
+          } else {
+            Ops::store_scaled_weights(p + i * kLanes, zero());
+          }
         }
         return 1.0F;
       }

@@ -26,6 +26,7 @@ QUIRE_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx
 #include "backends/cpu/amx/int8.inl"
 #include "backends/cpu/pairs.inl"
 #include "backends/cpu/softmax.inl"
+#include "backends/cpu/amx/exp2.inl"
 #include "backends/cpu/amx/tiles.inl"
 #include "backends/cpu/item_rows.inl"
 #include "backends/cpu/scores_of_chunk.inl"

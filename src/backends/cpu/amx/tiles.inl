@@ -23,10 +23,11 @@ struct AmxDot : Bf16Base {
   static constexpr std::int64_t kWideChunk = kMaxChunk;
   static constexpr std::int64_t kDimStep = 32;
   static constexpr bool kPipelined = true;  // tiles and vectors are units apart
-  static constexpr bool kWeightsInPairs = true;
+  static constexpr bool kWeightsInPlace = true;
   static constexpr std::int64_t kPlainRows = 16;
   static constexpr std::int64_t kPlainDimStep = 32;
   using Pair = __m512i;
+  QUIRE_INLINE static Vec power_of_two(Vec x) noexcept { return exp2_by_table(x); }
   // bf16 needs no conversion, or only for one block of rows.
   template <class T>
   static constexpr std::int64_t in_place_rows() noexcept {
@@ -160,8 +161,11 @@ struct AmxDot : Bf16Base {
     return b.pairs / 16;
   }
 
+  // Parts of other work that fit into one step of 32 rows.
+  static constexpr int kStepParts = 8;
   // Work beside the products: none.
   struct Nothing {
+    static constexpr int kParts = 2 * kStepParts;
     struct Hand {};
     static constexpr bool ready() noexcept { return false; }
     static constexpr Hand take() noexcept { return {}; }
@@ -258,7 +262,7 @@ struct AmxDot : Bf16Base {
   };
 
   // One step of 32 rows: the products of two tiles of A and one or two of B. After each of its
-  // (eight) tile operations a part of some other work: the core does both at once.
+  // tile operations a part of some other work: the core does both at once.
   template <bool kTwoColumns, int kFirstPart, class B, class Meanwhile, class Hand>
   QUIRE_INLINE static void multiply_step(const BFloat16* a, std::int64_t a_stride, const B& b,
                                          std::int64_t column, std::int64_t step, const Sums& sums,
@@ -295,7 +299,7 @@ struct AmxDot : Bf16Base {
     meanwhile.template part<kFirstPart + 7>(hand);
   }
 
-  // 17 to 32 rows of up to 32 columns, with other work in every two steps. The sums stay in their
+  // 17 to 32 rows of up to 32 columns, with other work in every step or two. The sums stay in their
   // tiles. With kLow, A is the sum of two: the other lies kLowWeights further on.
   template <bool kTwoColumns, bool kLow, int kFetch, class B, class Meanwhile>
   QUIRE_INLINE static void multiply_two_rows(const BFloat16* a, std::int64_t a_stride, const B& b,
@@ -304,12 +308,16 @@ struct AmxDot : Bf16Base {
     alignas(64) BFloat16 buffers[2][512];
     const std::int64_t steps = num_steps(b);
     std::int64_t step = 0;
-    for (; step + 2 <= steps && meanwhile.ready(); step += 2, a += 64) {
+    constexpr int kSteps = Meanwhile::kParts / kStepParts;
+    static_assert(kSteps == 1 || kSteps == 2);
+    for (; step + kSteps <= steps && meanwhile.ready(); step += kSteps, a += 32 * kSteps) {
       auto hand = meanwhile.take();
       multiply_step<kTwoColumns, 0>(a, a_stride, b, column, step, sums, buffers, meanwhile, hand);
-      if constexpr (kFetch > 0) ahead.template steps<2 * kFetch>();
-      multiply_step<kTwoColumns, 8>(a + 32, a_stride, b, column, step + 1, sums, buffers, meanwhile,
-                                    hand);
+      if constexpr (kFetch > 0) ahead.template steps<kSteps * kFetch>();
+      if constexpr (kSteps == 2) {
+        multiply_step<kTwoColumns, kStepParts>(a + 32, a_stride, b, column, step + 1, sums, buffers,
+                                               meanwhile, hand);
+      }
       meanwhile.put(hand);
     }
     Nothing nothing;

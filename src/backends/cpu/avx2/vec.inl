@@ -83,12 +83,13 @@ QUIRE_INLINE Vec keep_lanes(Vec x, std::int64_t begin, std::int64_t end, Vec y) 
 }
 
 // 2^x: 0 for -inf and below f32's normal numbers, NaN for NaN. A polynomial of the fraction, the
-// integer part in the exponent. REQUIRES: x < 127.
+// integer part in the exponent. Above 127 it stays 2^127, so that sums show that x was too large.
 template <int kDegree>
 QUIRE_INLINE Vec exp2(Vec x) noexcept {
   const Vec smallest = set1(-126.0F);
   const Vec normal = _mm256_cmp_ps(x, smallest, _CMP_NLT_UQ);  // NaN too
-  const Vec clamped = _mm256_max_ps(smallest, x);              // x where it is NaN
+  // x where it is NaN.
+  const Vec clamped = _mm256_min_ps(set1(127.0F), _mm256_max_ps(smallest, x));
   const Vec whole = _mm256_floor_ps(clamped);
   const Vec r = sub(clamped, whole);
   Vec p = set1(Exp2<kDegree>::kCoefficients[0]);

@@ -23,7 +23,7 @@ struct Bf16Dot : Bf16Base {
     return true;
   }
   static constexpr bool kPipelined = false;
-  static constexpr bool kWeightsInPairs = false;
+  static constexpr bool kWeightsInPlace = false;
 
   template <int kHalf>
   QUIRE_INLINE static Pair operand(Pair x) noexcept {
