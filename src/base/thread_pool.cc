@@ -134,18 +134,27 @@ int ThreadPool::threads_at_hand(int most) noexcept {
   // A thread that had been awake then would be now: it pays to have it so for the next time.
   if (now - last < spin_time_.count()) {
     num_wanted_.store(most, std::memory_order_relaxed);
-    wake_sleepers(false);
+    wake_sleepers();
   }
   return num_awake;
 }
 
-// Wakes the threads that are wanted and sleep. To wake one takes microseconds, so whoever is woken
-// helps, from the other end.
-void ThreadPool::wake_sleepers(bool helps) noexcept {
+// Those that are wanted.
+void ThreadPool::wake_sleepers() noexcept {
   // Those who are about to sleep see what was stored before, or are seen to be asleep.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  const int last = num_wanted_.load(std::memory_order_relaxed) - 1;
-  for (int i = 1; i <= last; ++i) wake(parking(helps ? last + 1 - i : i));
+  const int num_wanted = num_wanted_.load(std::memory_order_relaxed);
+  for (int i = 1; i < num_wanted; ++i) wake(parking(i));
+}
+
+// To wake a thread takes microseconds, so whoever was woken for a share helps, from the other end,
+// and wakes none but those with shares: threads that wake each other for nothing never rest.
+void ThreadPool::help_to_wake(int thread) noexcept {
+  if (!places_[static_cast<std::size_t>(thread)].has_unclaimed_share()) return;
+  for (int i = num_wanted_.load(std::memory_order_relaxed) - 1; i >= 1; --i) {
+    if (parking(i).load(std::memory_order_relaxed) == kAwake) continue;  // its place is not read
+    if (places_[static_cast<std::size_t>(i)].has_unclaimed_share()) wake(parking(i));
+  }
 }
 
 void ThreadPool::run_erased(int num_shares, const Task& task) {
@@ -168,7 +177,7 @@ void ThreadPool::run_erased(int num_shares, const Task& task) {
   if (num_wanted_.load(std::memory_order_relaxed) != num_shares) {
     num_wanted_.store(num_shares, std::memory_order_relaxed);
   }
-  wake_sleepers(false);
+  wake_sleepers();
   task.call(task.context, 0);
   for (int i = 1; i < num_shares; ++i) {
     Place& place = places_[static_cast<std::size_t>(i)];
@@ -203,7 +212,7 @@ ThreadPool::RunId ThreadPool::wait_for_run(int thread, RunId seen) noexcept {
     std::atomic_thread_fence(std::memory_order_seq_cst);
     if (!is_over()) own.wait(kParked, std::memory_order_acquire);
     own.store(kAwake, std::memory_order_relaxed);
-    wake_sleepers(true);
+    help_to_wake(thread);
   }
   return place.posted.load(std::memory_order_acquire);
 }

@@ -104,6 +104,10 @@ class ThreadPool {
     std::atomic<RunId> claimed{0};   // that somebody claimed it of
     std::atomic<RunId> finished{0};  // that it was done of
     Task task;
+
+    bool has_unclaimed_share() const noexcept {
+      return claimed.load(std::memory_order_relaxed) < posted.load(std::memory_order_relaxed);
+    }
   };
 
   using Clock = std::chrono::steady_clock;
@@ -123,7 +127,8 @@ class ThreadPool {
   bool spin_until(const Condition& is_met) const noexcept;
   static void wake(Parking& sleeper) noexcept;
   int count_awake(int most) const noexcept;
-  void wake_sleepers(bool helps) noexcept;
+  void wake_sleepers() noexcept;
+  void help_to_wake(int thread) noexcept;
   RunId wait_for_run(int thread, RunId seen) noexcept;
   void wait_for_share(int thread, RunId run) noexcept;
   void stop() noexcept;

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <ctime>
 #include <numeric>
 
 #include "base/sanitizers.h"
@@ -107,6 +108,25 @@ TEST(ThreadPool, ARunWakesEverybody) {
       while (num_there < num_shares) std::this_thread::yield();
     });
     EXPECT_EQ(num_there, num_shares);
+  }
+}
+
+// Of all threads of the process.
+double cpu_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// Nobody is woken who has nothing to do, by those who were: that would never end.
+TEST(ThreadPool, ThreadsComeToRest) {
+  ThreadPool pool(8);
+  for (int round = 0; round < 3; ++round) {
+    pool.run_shares(8, [](int) noexcept {});
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // they spin, then park
+    const double begin = cpu_seconds();
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    EXPECT_LT(cpu_seconds() - begin, 0.05) << "in 0.2 s without a run";
   }
 }
 
