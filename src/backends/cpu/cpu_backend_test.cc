@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -45,15 +46,32 @@ std::unique_ptr<AttentionBackend> make_level(const std::string& level, int num_t
   return make_cpu_backend(options);
 }
 
-OutputData run(AttentionBackend& backend, const Problem& problem, const ArrangeOptions& options,
+OutputData run(AttentionBackend& backend, const Problem& problem, const Arrangement& arrangement,
                conformance::Arrival arrival = conformance::Arrival::kStored) {
-  const Arrangement arrangement = conformance::arrange(problem, options);
   conformance::LoadOptions load;
   load.arrival = arrival;
   load.spec = conformance::spec_for(backend, problem);
   conformance::LoadedBatch batch(backend, problem, arrangement, load);
   batch.run();
   return batch.output();
+}
+
+OutputData run(AttentionBackend& backend, const Problem& problem, const ArrangeOptions& options,
+               conformance::Arrival arrival = conformance::Arrival::kStored) {
+  return run(backend, problem, conformance::arrange(problem, options), arrival);
+}
+
+// Rows of no sequence hold what they held: NaN.
+void expect_near(const OutputData& want, const OutputData& got, double tolerance,
+                 const std::string& what) {
+  ASSERT_EQ(got.out.size(), want.out.size());
+  std::size_t num_compared = 0;
+  for (std::size_t i = 0; i < want.out.size(); ++i) {
+    if (std::isnan(want.out[i])) continue;
+    ++num_compared;
+    ASSERT_NEAR(got.out[i], want.out[i], tolerance) << what << ", " << i;
+  }
+  EXPECT_GT(num_compared, want.out.size() / 2);
 }
 
 // Decodes with and without splits, chunks of prompts, and one sequence that sees nothing new.
@@ -191,15 +209,54 @@ TEST(CpuBackend, AnyFiniteScale) {
       const OutputData want = run(*reference, problem, options);
       for (const std::string& level : cpu_isa_levels()) {
         const OutputData got = run(*make_level(level, 2), problem, options);
-        ASSERT_EQ(got.out.size(), want.out.size());
-        std::size_t num_compared = 0;
-        for (std::size_t i = 0; i < want.out.size(); ++i) {
-          if (std::isnan(want.out[i])) continue;  // rows of no sequence hold what they held
-          ++num_compared;
-          ASSERT_NEAR(got.out[i], want.out[i], 0.03) << level << ", scale " << scale << ", " << i;
-        }
-        EXPECT_GT(num_compared, want.out.size() / 2);
+        expect_near(want, got, 0.03, level + ", scale " + std::to_string(scale));
       }
+    }
+  }
+}
+
+// Of every `lanes` blocks, one token each, block `at` changes places with the last.
+void swap_blocks(std::int64_t lanes, std::int64_t at, Arrangement& arrangement) {
+  std::vector<std::int32_t> moved(static_cast<std::size_t>(arrangement.num_blocks));
+  std::iota(moved.begin(), moved.end(), 0);
+  for (std::int64_t i = 0; i + lanes <= arrangement.num_blocks; i += lanes) {
+    std::swap(moved[static_cast<std::size_t>(i + at)],
+              moved[static_cast<std::size_t>(i + lanes - 1)]);
+  }
+  const auto move = [&](std::vector<std::int32_t>& blocks) {
+    for (std::int32_t& block : blocks) {
+      if (block >= 0 && block < arrangement.num_blocks) {
+        block = moved[static_cast<std::size_t>(block)];
+      }
+    }
+  };
+  move(arrangement.place);
+  move(arrangement.indices);
+}
+
+// The scales of as many keys as a vector has lanes may begin and end as if they lay side by side,
+// with others in between: the scales of a block lie kv_heads + 3 apart here.
+TEST(CpuBackend, ScalesOfScatteredKeys) {
+  struct Scattered {
+    int num_kv_heads;
+    std::int64_t lanes;
+  };
+  const std::unique_ptr<AttentionBackend> reference = make_reference_backend({});
+  for (const auto& [num_kv_heads, lanes] : {Scattered{2, 16}, Scattered{4, 8}}) {
+    std::vector<Case> cases;
+    CaseBuilder("scattered", conformance::Suite::kSmoke, {{1, 1024}, {40, 1024}})
+        .heads(4, num_kv_heads)
+        .kv(DType::kI8, ScaleGranularity::kPerTokenHead)
+        .block_size(1)
+        .cache(conformance::CacheStyle::kPlainRecord)
+        .with([](Case& c) { c.shuffled = false; })
+        .add_to(cases);
+    const Problem problem = conformance::make_problem(cases.front());
+    Arrangement arrangement = conformance::arrange(problem, conformance::options_of(problem));
+    swap_blocks(lanes, (lanes - 1) / (num_kv_heads + 3), arrangement);
+    const OutputData want = run(*reference, problem, arrangement);
+    for (const std::string& level : cpu_isa_levels()) {
+      expect_near(want, run(*make_level(level, 2), problem, arrangement), 0.03, level);
     }
   }
 }

@@ -135,10 +135,12 @@ class ScoresOfChunk {
   void load_scales(const KvScales& scales, const std::int64_t* offsets, std::int64_t kv_head,
                    float* out) const noexcept {
     const float* first = scales.data + kv_head * scales.strides.head;
+    // Those of one block lie side by side in a cache that quire allocated. Keys of smaller blocks
+    // than a vector may lie anywhere between the first and the last.
+    const bool ends_tell =
+        chunk_->complete && scales.strides.token == 1 && call_.cache.format.block_size >= kLanes;
     for (std::int64_t j = 0; j < chunk_->width; j += kLanes) {
-      // Those of one block lie side by side in a cache that quire allocated.
-      if (chunk_->complete && offsets[j + kLanes - 1] - offsets[j] == kLanes - 1 &&
-          scales.strides.token == 1) {
+      if (ends_tell && offsets[j + kLanes - 1] - offsets[j] == kLanes - 1) {
         store(out + j, load(first + offsets[j]));
         continue;
       }
