@@ -132,26 +132,23 @@ int ThreadPool::threads_at_hand(int most) noexcept {
   const Clock::rep now = Clock::now().time_since_epoch().count();
   const Clock::rep last = last_asked_.exchange(now, std::memory_order_relaxed);
   // A thread that had been awake then would be now: it pays to have it so for the next time.
-  if (now - last < spin_time_.count()) {
-    num_wanted_.store(most, std::memory_order_relaxed);
-    wake_sleepers();
-  }
+  if (now - last < spin_time_.count()) wake_sleepers(most);
   return num_awake;
 }
 
-// Those that are wanted.
-void ThreadPool::wake_sleepers() noexcept {
+// Of the first num_threads.
+void ThreadPool::wake_sleepers(int num_threads) noexcept {
   // Those who are about to sleep see what was stored before, or are seen to be asleep.
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  const int num_wanted = num_wanted_.load(std::memory_order_relaxed);
-  for (int i = 1; i < num_wanted; ++i) wake(parking(i));
+  for (int i = 1; i < num_threads; ++i) wake(parking(i));
 }
 
 // To wake a thread takes microseconds, so whoever was woken for a share helps, from the other end,
 // and wakes none but those with shares: threads that wake each other for nothing never rest.
 void ThreadPool::help_to_wake(int thread) noexcept {
-  if (!places_[static_cast<std::size_t>(thread)].has_unclaimed_share()) return;
-  for (int i = num_wanted_.load(std::memory_order_relaxed) - 1; i >= 1; --i) {
+  const Place& own = places_[static_cast<std::size_t>(thread)];
+  if (!own.has_unclaimed_share()) return;
+  for (int i = own.num_shares.load(std::memory_order_relaxed) - 1; i >= 1; --i) {
     if (parking(i).load(std::memory_order_relaxed) == kAwake) continue;  // its place is not read
     if (places_[static_cast<std::size_t>(i)].has_unclaimed_share()) wake(parking(i));
   }
@@ -172,12 +169,10 @@ void ThreadPool::run_erased(int num_shares, const Task& task) {
   for (int i = 1; i < num_shares; ++i) {
     Place& place = places_[static_cast<std::size_t>(i)];
     place.task = task;
+    place.num_shares.store(num_shares, std::memory_order_relaxed);
     place.posted.store(run, std::memory_order_release);
   }
-  if (num_wanted_.load(std::memory_order_relaxed) != num_shares) {
-    num_wanted_.store(num_shares, std::memory_order_relaxed);
-  }
-  wake_sleepers();
+  wake_sleepers(num_shares);
   task.call(task.context, 0);
   for (int i = 1; i < num_shares; ++i) {
     Place& place = places_[static_cast<std::size_t>(i)];

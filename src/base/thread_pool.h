@@ -103,6 +103,7 @@ class ThreadPool {
     std::atomic<RunId> posted{0};    // the last run that has a share for the thread
     std::atomic<RunId> claimed{0};   // that somebody claimed it of
     std::atomic<RunId> finished{0};  // that it was done of
+    std::atomic<int> num_shares{0};  // of the run posted
     Task task;
 
     bool has_unclaimed_share() const noexcept {
@@ -127,7 +128,7 @@ class ThreadPool {
   bool spin_until(const Condition& is_met) const noexcept;
   static void wake(Parking& sleeper) noexcept;
   int count_awake(int most) const noexcept;
-  void wake_sleepers() noexcept;
+  void wake_sleepers(int num_threads) noexcept;
   void help_to_wake(int thread) noexcept;
   RunId wait_for_run(int thread, RunId seen) noexcept;
   void wait_for_share(int thread, RunId run) noexcept;
@@ -141,7 +142,6 @@ class ThreadPool {
   Executor* const executor_ = nullptr;
   std::unique_ptr<Place[]> places_;                 // [num_threads]
   std::unique_ptr<ParkingLine[]> parking_;          // [num_threads], several in a line
-  std::atomic<int> num_wanted_{0};                  // threads that are woken, from the first on
   std::atomic<std::uint32_t> caller_waits_for_{0};  // a thread, 0: it is awake
   std::atomic<bool> stopping_{false};
 

@@ -111,6 +111,33 @@ TEST(ThreadPool, ARunWakesEverybody) {
   }
 }
 
+// Even while others ask for fewer threads. Each share waits for all the others, or for too long.
+TEST(ThreadPool, WhoAsksDoesNotCutARunShort) {
+  const int num_threads = static_cast<int>(std::thread::hardware_concurrency());
+  if (num_threads < 3) GTEST_SKIP() << "threads of a larger pool than CPUs do not spin";
+  ThreadPool pool(num_threads);
+  std::atomic<bool> over{false};
+  std::thread other([&] {
+    while (!over) pool.threads_at_hand(num_threads - 1);
+  });
+  std::atomic<bool> late{false};
+  for (int round = 0; round < 300 && !late; ++round) {
+    std::this_thread::sleep_for(std::chrono::microseconds(200));  // some park
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    std::atomic<int> num_there{0};
+    pool.run_shares(num_threads, [&](int) noexcept {
+      ++num_there;
+      while (num_there < num_threads && !late) {
+        if (std::chrono::steady_clock::now() > end) late = true;
+        std::this_thread::yield();
+      }
+    });
+  }
+  over = true;
+  other.join();
+  EXPECT_FALSE(late);
+}
+
 // Of all threads of the process.
 double cpu_seconds() {
   timespec time{};
