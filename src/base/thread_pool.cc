@@ -118,16 +118,16 @@ void ThreadPool::wake(Parking& sleeper) noexcept {
   if (sleeper.exchange(kAwake, std::memory_order_acq_rel) == kParked) sleeper.notify_one();
 }
 
-// Threads up to the first that sleeps.
-int ThreadPool::count_awake(int most) const noexcept {
+// Up to the first that sleeps.
+int ThreadPool::threads_awake(int most) const noexcept {
+  if (executor_ != nullptr) return most;
   int count = 1;
   while (count < most && parking(count).load(std::memory_order_relaxed) == kAwake) ++count;
   return count;
 }
 
 int ThreadPool::threads_at_hand(int most) noexcept {
-  if (executor_ != nullptr) return most;
-  const int num_awake = count_awake(most);
+  const int num_awake = threads_awake(most);
   if (num_awake == most || spin_time_.count() == 0) return num_awake;
   const Clock::rep now = Clock::now().time_since_epoch().count();
   const Clock::rep last = last_asked_.exchange(now, std::memory_order_relaxed);

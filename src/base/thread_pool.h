@@ -89,6 +89,8 @@ class ThreadPool {
   // up: one for each thread that is awake, from thread 0, the caller, on. Where such runs follow
   // each other closely, sleepers are woken for the next ones. REQUIRES: 1 <= most <= num_threads().
   int threads_at_hand(int most) noexcept;
+  // The same for what belongs to the next such run: it is not counted as another, and wakes nobody.
+  int threads_awake(int most) const noexcept;
 
  private:
   struct Task {
@@ -127,7 +129,6 @@ class ThreadPool {
   template <class Condition>
   bool spin_until(const Condition& is_met) const noexcept;
   static void wake(Parking& sleeper) noexcept;
-  int count_awake(int most) const noexcept;
   void wake_sleepers(int num_threads) noexcept;
   void help_to_wake(int thread) noexcept;
   RunId wait_for_run(int thread, RunId seen) noexcept;

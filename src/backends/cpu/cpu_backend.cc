@@ -439,7 +439,9 @@ class CpuBackend final : public HostBackend {
     // A sequence alone whose heads are shared out: who reads them has their lines.
     const CpuPrepared& mine = self(prepared);
     if (shares.size() == 1 && mine.order.one_each() && mine.order.num_sequences == 1) {
-      shares.num_head_groups = num_workers(mine.order);
+      // The attend that follows is not another step, so the pool is not asked as for one.
+      const WorkerRange range = worker_range(mine.order);
+      shares.num_head_groups = std::max(range.least, pool_.threads_awake(range.most));
     }
     pool_.run(shares.size(), [&](std::int64_t index, int) noexcept {
       level_.append_rows(call, append_share(call, shares, index));
@@ -502,10 +504,19 @@ class CpuBackend final : public HostBackend {
                                           .scratch_memory = prepared.scratch_memory});
   }
   // How many threads take part: all that are worth waking, more if they are awake.
+  struct WorkerRange {
+    int least;
+    int most;
+  };
+  static WorkerRange worker_range(const WorkOrder& order) noexcept {
+    const std::int64_t most = std::min(order.num_threads, order.num_parts);
+    return {.least = static_cast<int>(std::min(most, order.num_worth_waking)),
+            .most = static_cast<int>(most)};
+  }
   int num_workers(const WorkOrder& order) noexcept {
-    const int most = static_cast<int>(std::min(order.num_threads, order.num_parts));
-    const int woken = static_cast<int>(std::min<std::int64_t>(most, order.num_worth_waking));
-    return most == woken ? most : std::max(woken, pool_.threads_at_hand(most));
+    const WorkerRange range = worker_range(order);
+    return range.least == range.most ? range.most
+                                     : std::max(range.least, pool_.threads_at_hand(range.most));
   }
 
   const Level& level_;

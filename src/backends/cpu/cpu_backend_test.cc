@@ -5,9 +5,11 @@
 
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -303,19 +305,56 @@ TEST(CpuBackend, NewKeysAreStoredByThoseWhoReadThem) {
         .cache(conformance::CacheStyle::kPreferred)
         .add_to(cases);
     const Problem problem = conformance::make_problem(cases.front());
-    const ArrangeOptions as_is = conformance::options_of(problem);
+    ArrangeOptions alone = conformance::options_of(problem);
+    alone.order = {0};
     for (const std::string& level : cpu_isa_levels()) {
-      const OutputData want = run(*make_level(level, 1), problem, as_is);
+      const OutputData want = run(*make_level(level, 1), problem, alone);
       for (const int num_threads : {1, 2, 3, 8}) {
         const auto backend = make_level(level, num_threads);
         for (const auto arrival : {conformance::Arrival::kFused, conformance::Arrival::kAppended}) {
-          const auto found = conformance::compare_bits(problem, as_is.order, want,
-                                                       run(*backend, problem, as_is, arrival));
+          const auto found = conformance::compare_bits(problem, alone.order, want,
+                                                       run(*backend, problem, alone, arrival));
           EXPECT_FALSE(found) << level << ", " << num_threads << " threads: " << *found;
         }
       }
     }
   }
+}
+
+// How often other threads of this process than the caller went to sleep.
+std::int64_t num_sleeps_of_others() {
+  rusage all{};
+  rusage own{};
+  getrusage(RUSAGE_SELF, &all);
+  getrusage(RUSAGE_THREAD, &own);
+  return all.ru_nvcsw - own.ru_nvcsw;
+}
+
+// The append and the attend of a step follow each other closely, but steps do not: nobody is woken
+// for the next one.
+TEST(CpuBackend, AShortStepAloneWakesNobody) {
+  std::vector<Case> cases;
+  CaseBuilder("threads/short", conformance::Suite::kSmoke, {{1, 300}}).add_to(cases);
+  const Problem problem = conformance::make_problem(cases.front());
+  ArrangeOptions alone = conformance::options_of(problem);
+  alone.order = {0};
+  const auto backend = make_level("", 2);
+  const Arrangement arrangement = conformance::arrange(problem, alone);
+  conformance::LoadOptions load;
+  load.arrival = conformance::Arrival::kAppended;
+  load.spec = conformance::spec_for(*backend, problem);
+  conformance::LoadedBatch batch(*backend, problem, arrangement, load);
+  batch.run();
+  const auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds(2)); };
+  pause();
+  const std::int64_t before = num_sleeps_of_others();
+  constexpr int kSteps = 50;
+  for (int i = 0; i < kSteps; ++i) {
+    batch.append();
+    batch.attend();
+    pause();
+  }
+  EXPECT_LT(num_sleeps_of_others() - before, kSteps / 5);
 }
 
 // Tasks one after the other, the last first: the hardest order for whoever waits for another.
