@@ -18,11 +18,20 @@ constexpr std::chrono::microseconds kSpinTime{50};
 // Looks between two at the clock: 3 to 10 us, as a pause takes 40 to 140 cycles.
 constexpr int kSpins = 200;
 // Threads that share a CPU would only keep each other from working.
-std::chrono::nanoseconds spin_time_of(int num_threads) {
+std::chrono::nanoseconds spin_time_of(int num_threads, std::span<const int> cpus) {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
   if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return kSpinTime;
-  return num_threads <= CPU_COUNT(&allowed) ? kSpinTime : std::chrono::nanoseconds(0);
+  int num_cpus = CPU_COUNT(&allowed);
+  if (!cpus.empty()) {
+    cpu_set_t given;
+    CPU_ZERO(&given);
+    for (const int cpu : cpus) {
+      if (cpu >= 0 && cpu < CPU_SETSIZE) CPU_SET(static_cast<std::size_t>(cpu), &given);
+    }
+    num_cpus = std::min(num_cpus, CPU_COUNT(&given));
+  }
+  return num_threads <= num_cpus ? kSpinTime : std::chrono::nanoseconds(0);
 }
 
 void require_cpus(std::span<const int> cpus) {
@@ -49,7 +58,7 @@ Executor::~Executor() = default;
 
 ThreadPool::ThreadPool(int num_threads, std::span<const int> cpus)
     : num_threads_(num_threads),
-      spin_time_(spin_time_of(num_threads)),
+      spin_time_(spin_time_of(num_threads, cpus)),
       places_(new Place[static_cast<std::size_t>(num_threads)]),
       parking_(new ParkingLine[static_cast<std::size_t>(num_threads) / 16 + 1]) {
   QUIRE_CHECK(num_threads >= 1);

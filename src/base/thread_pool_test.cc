@@ -5,6 +5,7 @@
 #include <sched.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -225,12 +226,17 @@ TEST(ThreadPool, ManyShortRuns) {
   EXPECT_EQ(sum, want);
 }
 
-TEST(ThreadPool, PinsItsThreads) {
+int first_cpu() {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
-  ASSERT_EQ(sched_getaffinity(0, sizeof(allowed), &allowed), 0);
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return 0;
   int cpu = 0;
   while (!CPU_ISSET(static_cast<std::size_t>(cpu), &allowed)) ++cpu;
+  return cpu;
+}
+
+TEST(ThreadPool, PinsItsThreads) {
+  const int cpu = first_cpu();
   const int cpus[] = {cpu};
   ThreadPool pool(4, cpus);
   std::atomic<int> elsewhere{0};
@@ -242,6 +248,18 @@ TEST(ThreadPool, PinsItsThreads) {
   EXPECT_EQ(elsewhere, 0);
   const int none[] = {CPU_SETSIZE + 7};
   EXPECT_THROW(ThreadPool(2, none), Error);
+}
+
+// Two threads on one CPU do not spin, so none is awake for the next run, however soon that comes.
+TEST(ThreadPool, ThreadsThatShareACpuDoNotSpin) {
+  const int cpu = first_cpu();
+  const int cpus[] = {cpu, cpu};
+  ThreadPool pool(2, cpus);
+  while (pool.threads_awake(2) == 2) std::this_thread::yield();  // it has yet to park
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(20);
+  int most = 0;
+  while (std::chrono::steady_clock::now() < end) most = std::max(most, pool.threads_at_hand(2));
+  EXPECT_EQ(most, 1);
 }
 
 // In a process of its own, where threads have no memory for their stacks.
