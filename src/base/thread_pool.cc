@@ -57,13 +57,12 @@ void pin(std::thread& thread, int cpu) {
 Executor::~Executor() = default;
 
 ThreadPool::ThreadPool(int num_threads, std::span<const int> cpus)
-    : num_threads_(num_threads),
-      spin_time_(spin_time_of(num_threads, cpus)),
-      places_(new Place[static_cast<std::size_t>(num_threads)]),
-      parking_(new ParkingLine[static_cast<std::size_t>(num_threads) / 16 + 1]) {
+    : num_threads_(num_threads), spin_time_(spin_time_of(num_threads, cpus)) {
   QUIRE_CHECK(num_threads >= 1);
   require_cpus(cpus);
   try {
+    places_.reset(new Place[static_cast<std::size_t>(num_threads)]);
+    parking_.reset(new ParkingLine[static_cast<std::size_t>(num_threads) / 16 + 1]);
     threads_.reserve(static_cast<std::size_t>(num_threads) - 1);
     for (int i = 1; i < num_threads; ++i) {
       threads_.emplace_back([this, i] { thread_main(i); });

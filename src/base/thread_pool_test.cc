@@ -262,23 +262,31 @@ TEST(ThreadPool, ThreadsThatShareACpuDoNotSpin) {
   EXPECT_EQ(most, 1);
 }
 
-// In a process of its own, where threads have no memory for their stacks.
+// In a process of its own, where threads have no memory for their stacks, nor the pool for so many.
 TEST(ThreadPoolDeathTest, AThreadThatCannotStartIsAnError) {
   if (kHasAddressSanitizer || kHasThreadSanitizer) {
     GTEST_SKIP() << "sanitizers reserve more memory than the limit of this test";
   }
-  const auto start_many = [] {
+  const auto start_many = [](int num_threads) {
     const rlimit limit{.rlim_cur = 1U << 30, .rlim_max = 1U << 30};
     setrlimit(RLIMIT_AS, &limit);
     try {
-      ThreadPool pool(4000);
+      ThreadPool pool(num_threads);
     } catch (const Error& error) {
       std::fprintf(stderr, "%s", error.what());
       std::_Exit(error.code() == ErrorCode::kOutOfMemory ? 7 : 1);
     }
     std::_Exit(0);
   };
-  EXPECT_EXIT(start_many(), ::testing::ExitedWithCode(7), "thread .* of 4000 could not be started");
+  EXPECT_EXIT(start_many(4000), ::testing::ExitedWithCode(7),
+              "thread .* of 4000 could not be started");
+  EXPECT_EXIT(start_many(100000000), ::testing::ExitedWithCode(7),
+              "thread 1 of 100000000 could not be started");
+}
+
+TEST(ThreadPool, NeedsAThread) {
+  EXPECT_THROW(ThreadPool(0), Error);
+  EXPECT_THROW(ThreadPool(-1), Error);
 }
 
 }  // namespace
