@@ -38,6 +38,7 @@ std::int64_t longest_item_cost(const PlanSpec& spec, const SequencePlan& plan) n
 // Costs fall into classes a quarter of an octave wide: sorting takes one pass, and sequences of
 // about the same cost keep their order, so that those with common blocks stay neighbours.
 constexpr int kNumClasses = 256;
+constexpr std::uint8_t kNoCost = 0;  // the class of cost 0 alone
 std::uint8_t cost_class(std::int64_t cost) noexcept {
   const auto value = static_cast<std::uint64_t>(cost) + 4;
   const int shift = static_cast<int>(std::bit_width(value)) - 3;
@@ -165,11 +166,16 @@ void choose_fine_cut(const PlanSpec& spec, const BatchPlan& plan, std::int64_t n
   order.max_fine_cut = order.max_cut;
   order.first_fine_item = num_items;
   if (order.num_threads == 1 || num_items < kItemsPerFine) return;
+  // Padding, which costs nothing, is not what threads wait for in the end.
+  std::int64_t last = order.num_sequences - 1;
+  for (; last > 0 && order.costs[order.sequences[last]] == kNoCost; --last) {
+    num_items -= sequence_counts(spec, plan.sequences[order.sequences[last]]).items;
+  }
   const std::int64_t fine_cut = kFineParts * order.max_cut;
-  const std::int64_t last = order.sequences[order.num_sequences - 1];
-  if (longest_item_cost(spec, plan.sequences[last]) < fine_cut * kMinFinePartCost) return;
+  const SequencePlan& shortest = plan.sequences[order.sequences[last]];
+  if (longest_item_cost(spec, shortest) < fine_cut * kMinFinePartCost) return;
   order.max_fine_cut = fine_cut;
-  order.first_fine_item -= smaller(order.num_threads / 2, num_items / kItemsPerFine);
+  order.first_fine_item = num_items - smaller(order.num_threads / 2, num_items / kItemsPerFine);
 }
 
 // Into how many parts the rows of a head are merged: all wait for the last item, so no thread
