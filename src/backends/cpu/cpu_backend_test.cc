@@ -129,6 +129,26 @@ TEST(CpuBackend, BitsDependOnNothingButTheSequence) {
   }
 }
 
+// Enough splits for the last of them to be cut by heads (see WorkOrder.TheLastItemsAreCutFinely).
+TEST(CpuBackend, BitsDoNotDependOnFineCuts) {
+  std::vector<Case> cases;
+  CaseBuilder("threads/fine", conformance::Suite::kSmoke, {{1, 9000}})
+      .heads(32, 8)
+      .cache(conformance::CacheStyle::kPreferred)
+      .add_to(cases);
+  cases.front().sequences.resize(1);
+  const Problem problem = conformance::make_problem(cases.front());
+  const ArrangeOptions as_is = conformance::options_of(problem);
+  for (const std::string& level : cpu_isa_levels()) {
+    const OutputData want = run(*make_level(level, 1), problem, as_is);
+    for (const int num_threads : {2, 8}) {
+      const auto found = conformance::compare_bits(
+          problem, as_is.order, want, run(*make_level(level, num_threads), problem, as_is));
+      EXPECT_FALSE(found) << level << ", " << num_threads << " threads: " << *found;
+    }
+  }
+}
+
 // Rows that begin at a window's edge within a chunk, in two blocks, with heads that one thread or
 // two may hold: a block waits alone in the pipeline, or with others.
 TEST(CpuBackend, BitsDoNotDependOnHowManyHeadsAThreadHas) {
