@@ -123,8 +123,8 @@ QUIRE_INLINE void for_vectors(std::int64_t num_vectors, F&& f) noexcept {
 }
 
 // Of one row: adds the weights to the sums, lane by lane. v_scales [keys], if any, are multiplied
-// into the weights alone; a weight of 0 stays 0 whatever the scale of its key holds. The largest
-// weight is about 1, and with kExact false, for any maximum, no more than that.
+// into the weights alone; a weight of 0 stays 0 whatever the scale of its key holds. A kept maximum
+// lets weights grow to about 2^kMaxSlack, and with kExact false, for any maximum, no further.
 template <class Ops, int kCount, bool kExact>
 QUIRE_INLINE void weigh(const float* s, std::int64_t num_vectors, float factor, float max,
                         const float* v_scales, float* sums, typename Ops::A* p) noexcept {
