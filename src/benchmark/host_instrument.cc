@@ -63,7 +63,7 @@ class HostMeasurement final : public Measurement {
     // The probe's threads are still about to sleep and the candidate's asleep, and some wake theirs
     // only when calls follow each other: nothing beside a long call, much beside a short one.
     constexpr std::int64_t kWarmUps = 16;
-    for (std::int64_t i = 1; i < std::min(calls_per_sample_, kWarmUps); ++i) loaded_.call();
+    for (std::int64_t i = 0; i < std::min(calls_per_sample_ - 1, kWarmUps); ++i) loaded_.call();
     const double seconds = seconds_of([&] {
       for (std::int64_t i = 0; i < calls_per_sample_; ++i) loaded_.call();
     });
