@@ -27,16 +27,20 @@ struct RunCuts {
   std::int64_t half_item = 0;      // half the cost of an item, on average
 };
 
+QUIRE_HOST_DEVICE constexpr bool is_multiple(std::int64_t a, std::int64_t b) {
+  return quotient(a, b) * b == a;
+}
+
 // per_unit: the items of every unit, or 0 where units are not alike.
 QUIRE_HOST_DEVICE constexpr RunCuts cut_runs(const ListTotals& list, std::int64_t per_unit,
                                              std::int64_t max_runs) {
   // Few items, one each: thread blocks that follow each other lie on different processors.
   if (list.items <= max_runs) return {list.items, 1, 0};
-  const RunCuts by_cost{max_runs, 0, list.cost / (2 * list.items)};
+  const RunCuts by_cost{max_runs, 0, quotient(list.cost, 2 * list.items)};
   if (per_unit < 2) return by_cost;
-  const std::int64_t per_run = (list.items + max_runs - 1) / max_runs;
-  const std::int64_t num_runs = (list.items + per_run - 1) / per_run;
-  const bool are_aligned = per_run % per_unit == 0 || per_unit % per_run == 0;
+  const std::int64_t per_run = ceil_div(list.items, max_runs);
+  const std::int64_t num_runs = ceil_div(list.items, per_run);
+  const bool are_aligned = is_multiple(per_run, per_unit) || is_multiple(per_unit, per_run);
   if (!are_aligned || 16 * num_runs < 15 * max_runs) return by_cost;
   return {num_runs, per_run, 0};
 }
@@ -47,12 +51,12 @@ QUIRE_HOST_DEVICE constexpr IndexRange runs_from(const ListTotals& list, const R
                                                  std::int64_t index, std::int64_t before,
                                                  std::int64_t after) {
   if (cuts.items_per_run > 0) {
-    const std::int64_t run = index / cuts.items_per_run;
+    const std::int64_t run = quotient(index, cuts.items_per_run);
     return {run, index == run * cuts.items_per_run ? run + 1 : run};
   }
   // Half an item on: the item there is the one that begins nearest.
   const std::int64_t low = before - cuts.half_item;
-  std::int64_t first = low <= 0 ? 0 : (low * cuts.num_runs + list.cost - 1) / list.cost;
+  std::int64_t first = low <= 0 ? 0 : ceil_div(low * cuts.num_runs, list.cost);
   if (index > 0 && first == 0) first = 1;
   std::int64_t end = index == 0 ? 1 : first;
   while (end * list.cost < (after - cuts.half_item) * cuts.num_runs) ++end;

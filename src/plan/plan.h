@@ -109,7 +109,7 @@ QUIRE_HOST_DEVICE constexpr Merge unit_at(const PlanSpec& spec, const BatchPlan&
                                           std::int64_t sequence, std::int64_t unit) {
   const SequencePlan& plan = batch_plan.sequences[sequence];
   const std::int64_t num_rows = plan.q_len * spec.group;
-  const std::int64_t range = unit / plan.num_row_tiles;
+  const std::int64_t range = quotient(unit, plan.num_row_tiles);
   const std::int64_t tile = plan.num_row_tiles - 1 - (unit - range * plan.num_row_tiles);
   const std::int64_t head = range * plan.heads_per_item;
   const std::int64_t row = tile * spec.params.row_tile;
@@ -143,7 +143,7 @@ QUIRE_HOST_DEVICE constexpr std::int64_t find_sequence(const BatchPlan& plan,
 // Item `index` of a sequence. Consecutive items of one unit are consecutive splits.
 QUIRE_HOST_DEVICE constexpr WorkItem item_of_sequence(const PlanSpec& spec, const BatchPlan& plan,
                                                       std::int64_t sequence, std::int64_t index) {
-  const std::int64_t unit = index / plan.sequences[sequence].num_splits;
+  const std::int64_t unit = quotient(index, plan.sequences[sequence].num_splits);
   const Merge merge = unit_at(spec, plan, sequence, unit);
   WorkItem item;
   item.sequence = sequence;
@@ -174,7 +174,7 @@ QUIRE_HOST_DEVICE constexpr Merge merge_at(const PlanSpec& spec, const BatchPlan
 
 // The tokens that packed rows belong to.
 QUIRE_HOST_DEVICE constexpr IndexRange token_range(const PlanSpec& spec, const IndexRange& rows) {
-  return {rows.begin / spec.group, ceil_div(rows.end, spec.group)};
+  return {quotient(rows.begin, spec.group), ceil_div(rows.end, spec.group)};
 }
 
 // The time of an item relative to others: reading its keys, and arithmetic for each of its rows.

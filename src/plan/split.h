@@ -32,8 +32,12 @@ QUIRE_HOST_DEVICE constexpr std::int64_t smaller(std::int64_t a, std::int64_t b)
 }
 
 // REQUIRES: a >= 0, b > 0.
+QUIRE_HOST_DEVICE QUIRE_DEVICE_CALL constexpr std::int64_t quotient(std::int64_t a,
+                                                                    std::int64_t b) {
+  return a / b;
+}
 QUIRE_HOST_DEVICE constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
-  return (a + b - 1) / b;
+  return quotient(a + b - 1, b);
 }
 
 // The largest r with r * r <= value, digit by digit. REQUIRES: 0 <= value < 2^32.
@@ -52,15 +56,21 @@ QUIRE_HOST_DEVICE constexpr std::int64_t floor_sqrt(std::int64_t value) {
 
 // The keys that the rows of the tile from `row` on may see; the smallest range unless there is a
 // tree mask.
-QUIRE_HOST_DEVICE constexpr KeyRange tile_keys(const PlanSpec& spec, const SequencePlan& plan,
-                                               std::int64_t row) {
+QUIRE_HOST_DEVICE QUIRE_DEVICE_CALL constexpr KeyRange tile_keys(const PlanSpec& spec,
+                                                                 const SequencePlan& plan,
+                                                                 std::int64_t row) {
   SequenceView s;
   s.q_len = plan.q_len;
   s.kv_len = plan.kv_len;
   if (plan.has_tree) return keys_seen_in_tree(spec.mask, s);
-  if (plan.num_row_tiles == 1) return keys_seen(spec.mask, spec.alignment, s, 0, s.q_len);
-  const std::int64_t row_end = smaller(row + spec.params.row_tile, s.q_len * spec.group);
-  return keys_seen(spec.mask, spec.alignment, s, row / spec.group, ceil_div(row_end, spec.group));
+  std::int64_t first = 0;
+  std::int64_t end = s.q_len;
+  if (plan.num_row_tiles > 1) {
+    const std::int64_t row_end = smaller(row + spec.params.row_tile, s.q_len * spec.group);
+    first = quotient(row, spec.group);
+    end = ceil_div(row_end, spec.group);
+  }
+  return keys_seen(spec.mask, spec.alignment, s, first, end);
 }
 
 // Split `split` of the keys of a row tile: equal numbers of key tiles, up to one.
@@ -68,10 +78,10 @@ QUIRE_HOST_DEVICE constexpr KeyRange split_keys(const PlanSpec& spec, const KeyR
                                                 std::int64_t split, std::int64_t num_splits) {
   if (num_splits == 1) return keys;
   const std::int64_t key_tile = spec.params.key_tile;
-  const std::int64_t first = keys.begin / key_tile;
+  const std::int64_t first = quotient(keys.begin, key_tile);
   const std::int64_t num_tiles = ceil_div(keys.end, key_tile) - first;
-  const std::int64_t begin = (first + num_tiles * split / num_splits) * key_tile;
-  const std::int64_t end = (first + num_tiles * (split + 1) / num_splits) * key_tile;
+  const std::int64_t begin = (first + quotient(num_tiles * split, num_splits)) * key_tile;
+  const std::int64_t end = (first + quotient(num_tiles * (split + 1), num_splits)) * key_tile;
   return {begin < keys.begin ? keys.begin : begin, smaller(end, keys.end)};
 }
 
@@ -96,7 +106,7 @@ QUIRE_HOST_DEVICE constexpr std::int64_t shortest_span(const PlanSpec& spec,
 // plan, and mostly all are paid for. REQUIRES: price > 0.
 QUIRE_HOST_DEVICE constexpr std::int64_t affordable(std::int64_t count, std::int64_t price,
                                                     std::int64_t total) {
-  return count * price <= total ? count : total / price;
+  return count * price <= total ? count : quotient(total, price);
 }
 
 // Into how many splits a span may be cut by a sequence of these rows and units, at least 1.
@@ -106,7 +116,7 @@ QUIRE_HOST_DEVICE constexpr std::int64_t count_splits(const PlanSpec& spec, std:
   const SplitRule& rule = spec.params.split;
   if (span <= rule.unsplit_keys) return 1;
   const std::int64_t tile_rows = smaller(num_rows, spec.params.row_tile);
-  std::int64_t splits = floor_sqrt(span / rule.merge_keys);
+  std::int64_t splits = floor_sqrt(quotient(span, rule.merge_keys));
   splits = affordable(splits, rule.min_keys, span);
   splits = affordable(splits, num_units, rule.max_items);
   splits = affordable(splits, num_rows * spec.num_kv_heads, rule.max_partial_rows);
@@ -120,7 +130,7 @@ QUIRE_HOST_DEVICE constexpr void plan_heads(const PlanSpec& spec, std::int64_t t
                                             SequencePlan& plan) {
   std::int64_t heads = smaller(spec.params.kv_heads_per_item, spec.num_kv_heads);
   if (heads * tile_rows > spec.params.item_rows) {
-    heads = spec.params.item_rows < tile_rows ? 1 : spec.params.item_rows / tile_rows;
+    heads = spec.params.item_rows < tile_rows ? 1 : quotient(spec.params.item_rows, tile_rows);
   }
   std::int64_t ranges = spec.num_kv_heads;
   if (heads > 1) {

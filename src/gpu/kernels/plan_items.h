@@ -5,6 +5,10 @@
 //
 // Lengths outside the declared bounds are a fault of the sequence, which then gets no items: no
 // list, counter or partial result is ever written past its end.
+//
+// A plan runs once for a step, and nothing of its code is near when it begins: it takes about as
+// long as bringing what it executes. So what is needed at several places is a function that is
+// called, and what it is given lies in shared memory.
 #pragma once
 
 #include <cstdint>
@@ -41,12 +45,27 @@ struct BatchSummary {
   ListSummary list[kNumRunLists];
 };
 
+// Runs that begin with one item, of which the blocks of the first keys are to be found.
+struct RunNote {
+  std::int32_t list;
+  std::int32_t begin;
+  std::int32_t end;
+  std::int32_t key_begin;
+  std::int32_t key_end;
+  std::int64_t table_begin;
+};
+
 struct PlanShared {
+  PlanArgs args;
   SequencePlan sequences[kPlanThreads];
+  KeyRange spans[kPlanThreads];           // the keys of the first row tile of each
   PlanOffsets offsets[kPlanThreads + 1];  // of all sequences before, previous rounds too
   ListItems lists[kPlanThreads + 1];      // the same of the items in each list but the last
   SequencePlan first;                     // of the whole batch
-  int num_unlike[kNumRunLists];           // sequences of a list that are not like it
+  KeyRange first_span;
+  RunNote notes[kPlanThreads];
+  int num_notes;
+  int num_unlike[kNumRunLists];  // sequences of a list that are not like it
 };
 
 // Notes the fault that stands first; a later one loses.
@@ -72,7 +91,7 @@ QUIRE_DEVICE std::uint64_t fault_of_lengths(const BatchView& batch, const BatchB
 }
 
 // The plan of sequence s, or an empty one if its lengths are out of bounds.
-QUIRE_DEVICE SequencePlan plan_checked(const PlanArgs& args, std::int64_t s) {
+QUIRE_DEVICE_RARE SequencePlan plan_checked(const PlanArgs& args, std::int64_t s) {
   const std::uint64_t fault = fault_of_lengths(args.batch, args.bounds, s);
   if (fault == kNoFault) return plan_sequence(args.spec, sequence_view(args.batch, s));
   if (block_index() == 0) report_fault(args.counts, args.host_fault, fault);
@@ -80,8 +99,9 @@ QUIRE_DEVICE SequencePlan plan_checked(const PlanArgs& args, std::int64_t s) {
 }
 
 // Inclusive sums of offsets[1 .. count] and lists[1 .. count] on top of element 0.
-QUIRE_DEVICE void scan_offsets(PlanShared& shared, int count) {
+QUIRE_DEVICE_RARE void scan_offsets(PlanShared& shared, int count) {
   const int i = thread_index() + 1;
+  QUIRE_NO_UNROLL
   for (int step = 1; step <= count; step *= 2) {
     const bool adds = i >= step && i <= count;
     PlanOffsets before{};
@@ -108,6 +128,11 @@ QUIRE_DEVICE std::int64_t items_before(const PlanShared& shared, int t, int list
   return rest;
 }
 
+QUIRE_DEVICE_RARE KeyRange keys_at(const PlanSpec& spec, std::int64_t position,
+                                   std::int64_t kv_len) {
+  return positions_seen(spec.mask, position, kv_len);
+}
+
 // Both ends of what a row sees grow with its position.
 QUIRE_DEVICE bool sees_all_keys(const PlanArgs& args, const WorkItem& work,
                                 const SequencePlan& plan) {
@@ -117,12 +142,10 @@ QUIRE_DEVICE bool sees_all_keys(const PlanArgs& args, const WorkItem& work,
   SequenceView sequence;
   sequence.q_len = plan.q_len;
   sequence.kv_len = plan.kv_len;
-  const std::int64_t first = plan.q_len == 1 ? 0 : work.rows.begin / spec.group;
-  const std::int64_t last = plan.q_len == 1 ? 0 : (work.rows.end - 1) / spec.group;
-  return positions_seen(spec.mask, query_position(sequence, last), plan.kv_len).begin <=
-             work.keys.begin &&
-         positions_seen(spec.mask, query_position(sequence, first), plan.kv_len).end >=
-             work.keys.end;
+  const std::int64_t first = plan.q_len == 1 ? 0 : quotient(work.rows.begin, spec.group);
+  const std::int64_t last = plan.q_len == 1 ? 0 : quotient(work.rows.end - 1, spec.group);
+  return keys_at(spec, query_position(sequence, last), plan.kv_len).begin <= work.keys.begin &&
+         keys_at(spec, query_position(sequence, first), plan.kv_len).end >= work.keys.end;
 }
 
 QUIRE_DEVICE Item make_item(const PlanArgs& args, const WorkItem& work, std::int64_t sequence,
@@ -151,36 +174,35 @@ QUIRE_DEVICE Item make_item(const PlanArgs& args, const WorkItem& work, std::int
 
 // What a sequence adds to the lists of few rows, where it has one row tile and its units are equal.
 QUIRE_DEVICE ListItems list_items(const PlanSpec& spec, const SequencePlan& plan,
-                                  const PlanOffsets& counts) {
+                                  const KeyRange& span, const PlanOffsets& counts) {
   ListItems items{};
   const int list = list_of(spec, plan);
   if (counts.items == 0 || list >= kNumRunLists) return items;
-  items.list[list] = {counts.items, plan.num_units() * (tile_keys(spec, plan, 0).size() +
-                                                        plan.num_splits * kItemKeys)};
+  items.list[list] = {counts.items, plan.num_units() * (span.size() + plan.num_splits * kItemKeys)};
   return items;
 }
 
 // Counts the sequence if it is in a list of runs and its units are not like those of the first of
 // the batch: as many splits of about as many keys.
 QUIRE_DEVICE void compare_units(const PlanSpec& spec, const SequencePlan& plan,
-                                PlanShared& shared) {
+                                const KeyRange& span, PlanShared& shared) {
   const int list = list_of(spec, plan);
   if (plan.q_len == 0 || list >= kNumRunLists) return;
   const SequencePlan& first = shared.first;
   const bool is_comparable =
       first.q_len > 0 && list_of(spec, first) == list && plan.num_splits == first.num_splits;
   if (is_comparable) {
-    const std::int64_t keys = tile_keys(spec, plan, 0).size();
-    const std::int64_t first_keys = tile_keys(spec, first, 0).size();
-    const std::int64_t difference = keys > first_keys ? keys - first_keys : first_keys - keys;
+    const std::int64_t first_keys = shared.first_span.size();
+    const std::int64_t more = span.size() - first_keys;
+    const std::int64_t difference = more < 0 ? -more : more;
     if (16 * difference <= first_keys) return;
   }
   atomic_add(&shared.num_unlike[list], 1);
 }
 
 // All threads, after a barrier: what the lists hold, of which `all` are the sums.
-QUIRE_DEVICE BatchSummary summarize(const PlanArgs& args, const PlanShared& shared,
-                                    const ListItems& all) {
+QUIRE_DEVICE_RARE BatchSummary summarize(const PlanArgs& args, const PlanShared& shared,
+                                         const ListItems& all) {
   BatchSummary summary;
   for (int list = 0; list < kNumRunLists; ++list) {
     const bool are_alike = shared.num_unlike[list] == 0 && shared.first.q_len > 0 &&
@@ -192,14 +214,16 @@ QUIRE_DEVICE BatchSummary summarize(const PlanArgs& args, const PlanShared& shar
 }
 
 // The same of all sequences, where one round does not hold them.
-QUIRE_DEVICE BatchSummary summarize_rounds(const PlanArgs& args, PlanShared& shared) {
+QUIRE_DEVICE_RARE BatchSummary summarize_rounds(const PlanArgs& args, PlanShared& shared) {
   const std::int64_t num_sequences = args.batch.queries.begins.size;
   ListItems own{};
+  QUIRE_NO_UNROLL
   for (std::int64_t s = thread_index(); s < num_sequences; s += kPlanThreads) {
     const SequencePlan plan = plan_checked(args, s);
     if (plan.q_len == 0) continue;
-    own.add(list_items(args.spec, plan, sequence_counts(args.spec, plan)));
-    compare_units(args.spec, plan, shared);
+    const KeyRange span = tile_keys(args.spec, plan, 0);
+    own.add(list_items(args.spec, plan, span, sequence_counts(args.spec, plan)));
+    compare_units(args.spec, plan, span, shared);
   }
   shared.offsets[thread_index() + 1] = {};
   shared.lists[thread_index() + 1] = own;
@@ -210,44 +234,46 @@ QUIRE_DEVICE BatchSummary summarize_rounds(const PlanArgs& args, PlanShared& sha
   return summary;
 }
 
-// The blocks of the first keys of an item. All loads are under way at once.
-QUIRE_DEVICE void find_first_ids(const PlanArgs& args, const Item& item,
-                                 std::int32_t (&ids)[kFirstIds]) {
+// All threads, after a barrier: the blocks of the first keys of all runs that were noted, by a team
+// each.
+QUIRE_DEVICE void find_first_ids(const PlanArgs& args, const PlanShared& shared) {
   const BlockTables& tables = args.batch.kv.blocks;
-  const bool are_known = tables.kind != BlockTables::Kind::kRagged &&
-                         args.block_size % kKeysPerId == 0 && item.key_begin < item.key_end;
-  if (!are_known) {
-    for (std::int32_t& id : ids) id = 0;
-    return;
+  const bool are_known =
+      tables.kind != BlockTables::Kind::kRagged && args.block_size % kKeysPerId == 0;
+  static_assert(kTeam >= kFirstIds);
+  if (lane() >= kFirstIds) return;
+  QUIRE_NO_UNROLL
+  for (int n = team(); n < shared.num_notes; n += kPlanThreads / kTeam) {
+    const RunNote& note = shared.notes[n];
+    const int key = note.key_begin / kFirstIdKeys * kFirstIdKeys + lane() * kKeysPerId;
+    const bool is_there = are_known && key < note.key_end && key + kKeysPerId > note.key_begin;
+    const std::int32_t id =
+        is_there ? tables.indices.data[note.table_begin + divide(key, args.by_block_size)] : 0;
+    QUIRE_NO_UNROLL
+    for (int run = note.begin; run < note.end; ++run) {
+      args.starts[note.list][run].ids[lane()] = id;
+    }
   }
-  const std::int32_t* table = tables.indices.data + item.table_begin;
-  const int first_key = item.key_begin / kFirstIdKeys * kFirstIdKeys;
-  const auto key_of = [&](int i) {
-    const int key = first_key + i * kKeysPerId;
-    const bool is_there = key < item.key_end && key + kKeysPerId > item.key_begin;
-    return is_there ? key : -1;
-  };
-  std::int32_t found[kFirstIds];
-  QUIRE_UNROLL
-  for (int i = 0; i < kFirstIds; ++i) {
-    const int key = key_of(i);
-    found[i] = table[divide(key < 0 ? item.key_begin : key, args.by_block_size)];
-  }
-  QUIRE_UNROLL
-  for (int i = 0; i < kFirstIds; ++i) ids[i] = key_of(i) < 0 ? 0 : found[i];
 }
 
 // Notes the runs that begin with item `index` of a list, which costs what lies between `before` and
 // `after`.
-QUIRE_DEVICE void note_runs(const PlanArgs& args, int list, std::int64_t index, const Item& item,
+QUIRE_DEVICE void note_runs(PlanShared& shared, int list, std::int64_t index, const Item& item,
                             std::int64_t before, std::int64_t after, const ListSummary& all) {
+  const PlanArgs& args = shared.args;
   const IndexRange runs = runs_from(all.totals, all.cuts, index, before, after);
+  if (runs.begin == runs.end) return;
+  QUIRE_NO_UNROLL
   for (std::int64_t run = runs.begin; run < runs.end; ++run) {
     args.runs[list][run] = static_cast<std::int32_t>(index);
-    RunStart& start = args.starts[list][run];
-    start.item = item;
-    find_first_ids(args, item, start.ids);
+    args.starts[list][run].item = item;
   }
+  shared.notes[atomic_add(&shared.num_notes, 1)] = {list,
+                                                    static_cast<std::int32_t>(runs.begin),
+                                                    static_cast<std::int32_t>(runs.end),
+                                                    item.key_begin,
+                                                    item.key_end,
+                                                    item.table_begin};
 }
 
 // Where item `index` of a sequence lies among its items in the list. Those of many rows are taken
@@ -259,15 +285,16 @@ QUIRE_DEVICE std::int64_t place_in_list(const PlanSpec& spec, const SequencePlan
   const std::int64_t last_row = (plan.num_row_tiles - 1) * spec.params.row_tile;
   const std::int64_t longest = tile_keys(spec, plan, last_row).size();
   if (2 * tile_keys(spec, plan, 0).size() > longest) return index;
-  const std::int64_t unit = index / plan.num_splits;
-  const std::int64_t head = unit / plan.num_row_tiles;
+  const std::int64_t unit = quotient(index, plan.num_splits);
+  const std::int64_t head = quotient(unit, plan.num_row_tiles);
   const std::int64_t tile = unit - head * plan.num_row_tiles;
   return (tile * plan.num_head_ranges + head) * plan.num_splits + (index - unit * plan.num_splits);
 }
 
 // Item `i` of those planned by now to its list.
-QUIRE_DEVICE void write_item(const PlanArgs& args, const PlanShared& shared, const BatchPlan& round,
+QUIRE_DEVICE void write_item(PlanShared& shared, const BatchPlan& round,
                              std::int64_t first_sequence, std::int64_t i, const BatchSummary& all) {
+  const PlanArgs& args = shared.args;
   const std::int64_t t = find_sequence(round, &PlanOffsets::items, i);
   const std::int64_t index = i - shared.offsets[t].items;
   const WorkItem work = item_of_sequence(args.spec, round, t, index);
@@ -277,12 +304,12 @@ QUIRE_DEVICE void write_item(const PlanArgs& args, const PlanShared& shared, con
   const Item item = make_item(args, work, first_sequence + t, plan);
   args.lists[list][before + place_in_list(args.spec, plan, index, list)] = item;
   if (list >= kNumRunLists || args.num_runs[list] == 0) return;
-  const KeyRange span = tile_keys(args.spec, plan, 0);
-  const std::int64_t unit = index / plan.num_splits;
+  const KeyRange& span = shared.spans[t];
+  const std::int64_t unit = quotient(index, plan.num_splits);
   const std::int64_t cost = shared.lists[t].list[list].cost +
                             unit * (span.size() + plan.num_splits * kItemKeys) +
                             (work.keys.begin - span.begin) + work.split * kItemKeys;
-  note_runs(args, list, before + index, item, cost, cost + work.keys.size() + kItemKeys,
+  note_runs(shared, list, before + index, item, cost, cost + work.keys.size() + kItemKeys,
             all.list[list]);
 }
 
@@ -294,6 +321,7 @@ QUIRE_DEVICE void end_runs(const PlanArgs& args, const BatchSummary& all) {
     const ListSummary& own = all.list[list];
     const auto end = static_cast<std::int32_t>(own.totals.items);
     if (thread_index() == 0) args.runs[list][num_runs] = end;
+    QUIRE_NO_UNROLL
     for (std::int64_t run = own.cuts.num_runs + thread_index(); run < num_runs;
          run += kPlanThreads) {
       args.runs[list][run] = end;
@@ -302,11 +330,29 @@ QUIRE_DEVICE void end_runs(const PlanArgs& args, const BatchSummary& all) {
   }
 }
 
-QUIRE_DEVICE void plan_items(const PlanArgs& args) {
+// All threads; a barrier must follow.
+QUIRE_DEVICE void copy_args(const PlanArgs& from, PlanArgs& to) {
+  constexpr int kWord = 4;
+  static_assert(sizeof(PlanArgs) % kWord == 0);
+  const auto* bytes = reinterpret_cast<const unsigned char*>(&from);
+  auto* copied = reinterpret_cast<unsigned char*>(&to);
+  for (int i = kWord * thread_index(); i < static_cast<int>(sizeof(PlanArgs));
+       i += kWord * kPlanThreads) {
+    std::uint32_t word;
+    __builtin_memcpy(&word, bytes + i, kWord);
+    __builtin_memcpy(copied + i, &word, kWord);
+  }
+}
+
+QUIRE_DEVICE void plan_items(const PlanArgs& launch_args) {
   auto& shared = *reinterpret_cast<PlanShared*>(shared_memory());
+  const PlanArgs& args = shared.args;
   const int thread = thread_index();
+  copy_args(launch_args, shared.args);
+  sync_block();
   const std::int64_t num_sequences = args.batch.queries.begins.size;
   const std::int64_t num_planners = static_cast<std::int64_t>(num_blocks()) * kPlanThreads;
+  QUIRE_NO_UNROLL
   for (std::int64_t i = static_cast<std::int64_t>(block_index()) * kPlanThreads + thread;
        i < args.max_merges; i += num_planners) {
     args.merge_counters[i] = 0;
@@ -320,10 +366,14 @@ QUIRE_DEVICE void plan_items(const PlanArgs& args) {
   sync_block();
   BatchSummary all;
   if (num_sequences > kPlanThreads) {
-    if (thread == 0) shared.first = plan_checked(args, 0);
+    if (thread == 0) {
+      shared.first = plan_checked(args, 0);
+      shared.first_span = tile_keys(args.spec, shared.first, 0);
+    }
     sync_block();
     all = summarize_rounds(args, shared);
   }
+  QUIRE_NO_UNROLL
   for (std::int64_t first = 0; first < num_sequences; first += kPlanThreads) {
     const std::int64_t s = first + thread;
     const std::int64_t rest = num_sequences - first;
@@ -331,12 +381,17 @@ QUIRE_DEVICE void plan_items(const PlanArgs& args) {
     const SequencePlan plan = s < num_sequences ? plan_checked(args, s) : SequencePlan{};
     const bool has_rows = s < num_sequences && plan.q_len > 0;
     const PlanOffsets counts = has_rows ? sequence_counts(args.spec, plan) : PlanOffsets{};
-    if (s == 0) shared.first = plan;
+    const KeyRange span = has_rows ? tile_keys(args.spec, plan, 0) : KeyRange{};
+    if (s == 0) {
+      shared.first = plan;
+      shared.first_span = span;
+    }
     shared.sequences[thread] = plan;
+    shared.spans[thread] = span;
     shared.offsets[thread + 1] = counts;
-    shared.lists[thread + 1] = list_items(args.spec, plan, counts);
+    shared.lists[thread + 1] = list_items(args.spec, plan, span, counts);
     sync_block();
-    if (num_sequences <= kPlanThreads) compare_units(args.spec, plan, shared);
+    if (num_sequences <= kPlanThreads) compare_units(args.spec, plan, span, shared);
     scan_offsets(shared, count);
 
     const PlanOffsets total = shared.offsets[count];
@@ -351,9 +406,16 @@ QUIRE_DEVICE void plan_items(const PlanArgs& args) {
     }
     if (num_sequences <= kPlanThreads) all = summarize(args, shared, shared.lists[count]);
     const BatchPlan round{count, shared.sequences, shared.offsets};
-    std::int64_t i = shared.offsets[0].items;
-    i += static_cast<std::int64_t>(block_index()) * kPlanThreads + thread;
-    for (; i < total.items; i += num_planners) write_item(args, shared, round, first, i, all);
+    std::int64_t begin = shared.offsets[0].items;
+    begin += static_cast<std::int64_t>(block_index()) * kPlanThreads;
+    QUIRE_NO_UNROLL
+    for (; begin < total.items; begin += num_planners) {
+      if (thread == 0) shared.num_notes = 0;
+      sync_block();
+      if (begin + thread < total.items) write_item(shared, round, first, begin + thread, all);
+      sync_block();
+      find_first_ids(args, shared);
+    }
     sync_block();
     if (thread == 0) {
       shared.offsets[0] = total;
