@@ -367,8 +367,10 @@ QUIRE_DEVICE void plan_items(const PlanArgs& launch_args) {
   BatchSummary all;
   if (num_sequences > kPlanThreads) {
     if (thread == 0) {
-      shared.first = plan_checked(args, 0);
-      shared.first_span = tile_keys(args.spec, shared.first, 0);
+      const SequencePlan plan = plan_checked(args, 0);
+      const KeyRange span = tile_keys(args.spec, plan, 0);
+      shared.first = plan;
+      shared.first_span = span;
     }
     sync_block();
     all = summarize_rounds(args, shared);
