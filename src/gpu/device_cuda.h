@@ -57,6 +57,18 @@ QUIRE_DEVICE void prefetch(const void* data) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(data));
 }
 
+// The same for `bytes` of them; both are multiples of 16. All of it must lie in memory that is
+// there.
+QUIRE_DEVICE void prefetch_bytes(const void* data, int bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(data)),
+               "r"(bytes));
+#else
+  (void)data;
+  (void)bytes;
+#endif
+}
+
 // All threads of the block, or of the team, come here before one goes on; memory included.
 QUIRE_DEVICE void sync_block() {
   __syncthreads();
@@ -135,6 +147,9 @@ QUIRE_DEVICE float max_of(float a, float b) {
 }
 
 // Written by other blocks of this launch: not from the cache of this processor.
+QUIRE_DEVICE std::int32_t load_shared_by_blocks(const std::int32_t* at) {
+  return __ldcg(at);
+}
 QUIRE_DEVICE float load_shared_by_blocks(const float* at) {
   return __ldcg(at);
 }

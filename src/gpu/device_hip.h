@@ -52,6 +52,10 @@ QUIRE_DEVICE int num_blocks() {
 QUIRE_DEVICE void prefetch(const void* data) {
   (void)data;
 }
+QUIRE_DEVICE void prefetch_bytes(const void* data, int bytes) {
+  (void)data;
+  (void)bytes;
+}
 
 QUIRE_DEVICE int recomputed(int x) {
   asm volatile("" : "+v"(x));
@@ -133,10 +137,12 @@ QUIRE_DEVICE float fused(float a, float b, float c) {
   return __builtin_fmaf(a, b, c);
 }
 
+QUIRE_DEVICE std::int32_t load_shared_by_blocks(const std::int32_t* at) {
+  return __scoped_atomic_load_n(at, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
+}
 QUIRE_DEVICE float load_shared_by_blocks(const float* at) {
-  return __builtin_bit_cast(
-      float, __scoped_atomic_load_n(reinterpret_cast<const std::uint32_t*>(at), __ATOMIC_RELAXED,
-                                    __MEMORY_SCOPE_DEVICE));
+  return __builtin_bit_cast(float,
+                            load_shared_by_blocks(reinterpret_cast<const std::int32_t*>(at)));
 }
 struct alignas(16) Float4 {
   float x, y, z, w;

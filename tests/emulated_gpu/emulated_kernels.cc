@@ -20,7 +20,11 @@ struct LaunchKernel {
                   .block = {.x = Kernel::kThreads},
                   .shared_bytes = Kernel::kSharedBytes,
                   .warp_width = launch.warp_width},
-                 [copy] { Kernel::run(copy); }, {.seed = launch.seed});
+                 [copy, only_prefetch = launch.only_prefetch] {
+                   if constexpr (requires { Kernel::prefetch(copy); }) Kernel::prefetch(copy);
+                   if (!only_prefetch) Kernel::run(copy);
+                 },
+                 {.seed = launch.seed});
   }
 };
 

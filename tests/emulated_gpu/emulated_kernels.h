@@ -12,6 +12,8 @@ struct EmulatedLaunch {
   int num_blocks = 1;
   int warp_width = 32;
   std::uint64_t seed = 0;  // order of threads and blocks
+  // Only what the kernel does while the last grid may not have ended.
+  bool only_prefetch = false;
 };
 
 void launch_emulated(const gpu::KernelId& kernel, const EmulatedLaunch& launch, const void* args);

@@ -280,7 +280,8 @@ class GpuBackend final : public AttentionBackend {
     args.merge_counters = mine.at<std::int32_t>(mine.layout.merge_counters);
     args.counts = mine.counts();
     args.host_fault = mine.host_fault;
-    const std::int64_t blocks = ceil_div(std::max<std::int64_t>(args.max_items, 1), 1024);
+    const std::int64_t blocks =
+        ceil_div(std::max<std::int64_t>(args.max_items, 1), kItemsPerPlanner);
     launch({.kind = KernelKind::kPlanItems}, std::min<std::int64_t>(blocks, kMaxPlanners), args,
            stream);
   }
@@ -394,7 +395,9 @@ class GpuBackend final : public AttentionBackend {
   Status do_poll(PreparedBatch& prepared) override { return self(prepared).take_fault(); }
 
  private:
-  static constexpr std::int64_t kMaxPlanners = 32;
+  // Thread blocks of the plan: each plans all sequences, and a few items.
+  static constexpr std::int64_t kItemsPerPlanner = 16;
+  static constexpr std::int64_t kMaxPlanners = 128;
 
   static void raise(const Status& status) {
     if (!status.ok()) throw Error(status.code, status.message);

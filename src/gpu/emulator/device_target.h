@@ -36,6 +36,13 @@ inline void prefetch(const void* data) {
   (void)data;
 }
 
+// What lies between the ends lies in memory as they do.
+inline void prefetch_bytes(const void* data, int bytes) {
+  const auto* at = static_cast<const volatile unsigned char*>(data);
+  (void)at[0];
+  (void)at[bytes - 1];
+}
+
 inline int recomputed(int x) {
   return x;
 }
@@ -108,6 +115,9 @@ inline float max_of(float a, float b) {
   return a > b || b != b ? a : b;  // std::fmax lets a signalling NaN win
 }
 
+inline std::int32_t load_shared_by_blocks(const std::int32_t* at) {
+  return *at;
+}
 inline float load_shared_by_blocks(const float* at) {
   return *at;
 }

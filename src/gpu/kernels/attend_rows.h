@@ -20,6 +20,8 @@ inline constexpr int kRowThreads = 128;
 inline constexpr int kMaxRowDims = 1024;  // of K or V
 
 struct RowShared {
+  static constexpr int kMergeStates = 8;
+  alignas(16) unsigned char states[kRowThreads / kTeam][kMergeStates * kMergeStateBytes];
   int slot;
   int flag;
 };
@@ -179,7 +181,9 @@ QUIRE_DEVICE void attend_rows(const AttendArgs& args) {
     }
     sync_block();
     index = shared.slot;
-    if (shared.flag >= 0) merge_rows(args, item, shared.flag);
+    if (shared.flag >= 0) {
+      merge_rows(args, item, shared.flag, {shared.states[team()], RowShared::kMergeStates});
+    }
   }
   finish_items(args);
 }

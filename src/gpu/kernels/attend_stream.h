@@ -26,6 +26,9 @@
 
 namespace quire::gpu {
 
+// Keys and values that a thread block asks for before it may read them: what its first stages hold.
+inline constexpr int kEarlyBytes = 64 * 1024;
+
 // What the block shares besides the teams' memory.
 struct StreamShared {
   Item items[3];                // the current one, the next and the last
@@ -452,8 +455,10 @@ QUIRE_DEVICE void finish_stream_item(const AttendArgs& args, const Item& item, S
   }
 }
 
-// Brings near what a thread block begins with. The plan may not be written yet; then lines are
-// brought that nobody needs.
+// Brings near what a thread block begins with, while the last grid ends: its start and, by what
+// that says, the first of its keys. The plan may not be written yet, or just be: then keys are
+// brought that nobody needs, but of the cache, for heads and blocks are looked at.
+template <class Stored, int kDims>
 QUIRE_DEVICE void prefetch_run(const AttendArgs& args) {
   if (thread_index() == 0) prefetch(args.fault);
   if (thread_index() == 1) prefetch(args.runs + block_index());
@@ -461,6 +466,30 @@ QUIRE_DEVICE void prefetch_run(const AttendArgs& args) {
   if (thread_index() == 2) prefetch(&start->item);
   if (thread_index() == 3) prefetch(&start->ids);
   if (thread_index() == 4) prefetch(&start->ids[kFirstIds - 1]);
+  if (!args.has_simple_tiles) return;
+  constexpr int kRowBytes = KeyTile<Stored, kDims>::kRowBytes;
+  constexpr int kMostKeys = kFirstIds * kKeysPerId;
+  constexpr int kKeys =
+      kEarlyBytes < kMostKeys * 2 * kRowBytes ? kEarlyBytes / (2 * kRowBytes) : kMostKeys;
+  const KvCacheView& cache = args.cache;
+  const int begin = load_shared_by_blocks(&start->item.key_begin);
+  const int end = load_shared_by_blocks(&start->item.key_end);
+  const int head = load_shared_by_blocks(&start->item.kv_head);
+  if (head < 0 || head >= args.num_kv_heads) return;
+  QUIRE_NO_UNROLL
+  for (int i = thread_index(); i < kKeys; i += num_threads()) {
+    const int key = (begin & -kFirstIdKeys) + i;
+    const std::int64_t block = load_shared_by_blocks(&start->ids[i / kKeysPerId]);
+    if (key < begin || key >= end || block < 0 || block >= cache.num_blocks) continue;
+    const int token = key & ((1 << args.block_shift) - 1);
+    const auto at = [&](const void* data, const KvStrides& strides) {
+      return static_cast<const unsigned char*>(data) +
+             static_cast<std::int64_t>(sizeof(Stored)) *
+                 strided_offset(strides, block, head, token);
+    };
+    prefetch_bytes(at(cache.k, cache.k_strides), kRowBytes);
+    if (!cache.format.v_in_k) prefetch_bytes(at(cache.v, cache.v_strides), kRowBytes);
+  }
 }
 
 // What can be known of the next item is fetched while the current one is computed, and its first
@@ -535,7 +564,12 @@ QUIRE_DEVICE void attend_stream(const AttendArgs& args) {
       const int first = add_splits(args, item, splits - state.first_split, folds);
       if (thread_index() == 0) shared.flag = first;
       sync_block();
-      if (shared.flag >= 0) merge_rows(args, item, shared.flag);
+      if (shared.flag >= 0) {
+        // The first tiles of the next item, if there is one, are on their way to the other stages.
+        const int begin = has_next ? Shape::kStateBegin : 0;
+        merge_rows(args, item, shared.flag,
+                   {ring + begin, (Shape::kRingBytes - begin) / kMergeStateBytes});
+      }
     }
     if (to != StateEnd::kGoesOn) state.clear();
     if (is_new_unit) state.first_split = 0;

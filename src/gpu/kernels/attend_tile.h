@@ -22,7 +22,8 @@ namespace quire::gpu {
 struct TileShared {
   Item item;
   int slot;
-  int flag;  // tiles that are not finite behind a mask; then the first state to merge
+  int num_items;  // like the ends below: not in a register
+  int flag;       // tiles that are not finite behind a mask; then the first state to merge
   // The keys that all rows of the item see, by mask and alignment. A register would be spilled, and
   // local memory comes behind all copies that are under way.
   int full_begin;
@@ -395,6 +396,16 @@ QUIRE_DEVICE_RARE void attend_item_generally(const AttendArgs& args, TileShared&
   state.store();
 }
 
+// The same; the stages are free.
+template <class Stored, int kDims>
+QUIRE_DEVICE_RARE void merge_tile_rows(const AttendArgs& args, const TileShared& shared,
+                                       unsigned char* memory) {
+  using Shape = TileShape<Stored, kDims>;
+  constexpr int kTeamBytes = Shape::kStages * Shape::Tile::kBytes;
+  merge_rows(args, shared.item, shared.flag,
+             {memory + team() * kTeamBytes, kTeamBytes / kMergeStateBytes});
+}
+
 template <class Stored, int kDims>
 QUIRE_DEVICE void attend_tile(const AttendArgs& args) {
   using Shape = TileShape<Stored, kDims>;
@@ -403,10 +414,11 @@ QUIRE_DEVICE void attend_tile(const AttendArgs& args) {
   const bool is_general = RowBlock<Stored, kDims, 1, typename Shape::Map>::is_by_element(args);
   const std::uint64_t fault = *args.fault;
   const int num_listed = *args.num_items;  // asked for before the fault is known
-  const int num_items = fault == kNoFault ? num_listed : 0;
+  if (thread_index() == 0) shared.num_items = fault == kNoFault ? num_listed : 0;
   int index = first_item_taken(args, &shared.slot);
+  sync_block();
   QUIRE_NO_UNROLL
-  while (index < num_items) {
+  while (index < shared.num_items) {
     store_item_piece(&shared.item, load_item_piece(args.items + index));
     int taken = 0;
     if (thread_index() == 0) {
@@ -426,7 +438,7 @@ QUIRE_DEVICE void attend_tile(const AttendArgs& args) {
       const int first = add_splits(args, item, 1, false);
       if (thread_index() == 0) shared.flag = first;
       sync_block();
-      if (shared.flag >= 0) merge_rows(args, item, shared.flag);
+      if (shared.flag >= 0) merge_tile_rows<Stored, kDims>(args, shared, memory);
       sync_block();
     }
   }

@@ -97,7 +97,7 @@ struct AttendStreamKernel : KernelDefaults {
   static constexpr int kThreads = StreamShape<Stored, kDims, kGroups>::kThreads;
   static constexpr int kSharedBytes = StreamShape<Stored, kDims, kGroups>::kSharedBytes;
   static constexpr int kMinBlocks = StreamShape<Stored, kDims, kGroups>::kMinBlocks;
-  QUIRE_DEVICE static void prefetch(const Args& args) { prefetch_run(args); }
+  QUIRE_DEVICE static void prefetch(const Args& args) { prefetch_run<Stored, kDims>(args); }
   QUIRE_DEVICE static void run(const Args& args) { attend_stream<Stored, kDims, kGroups>(args); }
 };
 

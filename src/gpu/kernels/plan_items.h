@@ -408,15 +408,16 @@ QUIRE_DEVICE void plan_items(const PlanArgs& launch_args) {
     }
     if (num_sequences <= kPlanThreads) all = summarize(args, shared, shared.lists[count]);
     const BatchPlan round{count, shared.sequences, shared.offsets};
-    std::int64_t begin = shared.offsets[0].items;
-    begin += static_cast<std::int64_t>(block_index()) * kPlanThreads;
+    // Neighbours go to different thread blocks, and with them the runs to be noted.
+    const std::int64_t place = static_cast<std::int64_t>(thread) * num_blocks() + block_index();
     QUIRE_NO_UNROLL
-    for (; begin < total.items; begin += num_planners) {
+    for (std::int64_t begin = shared.offsets[0].items; begin < total.items; begin += num_planners) {
       if (thread == 0) shared.num_notes = 0;
       sync_block();
-      if (begin + thread < total.items) write_item(shared, round, first, begin + thread, all);
+      if (begin + place < total.items) write_item(shared, round, first, begin + place, all);
       sync_block();
       find_first_ids(args, shared);
+      sync_block();
     }
     sync_block();
     if (thread == 0) {

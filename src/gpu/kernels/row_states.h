@@ -97,58 +97,72 @@ QUIRE_DEVICE float fold_value(const FoldFactors& factors, float before, float ne
   return factors.added == 0.0F ? kept : fused(next, factors.added, kept);
 }
 
+// Shared memory in which a team merges states: four values a lane of each.
+inline constexpr int kMergeStateBytes = kTeam * static_cast<int>(sizeof(Float4));
+struct MergeSpace {
+  unsigned char* states;  // the team's own
+  int capacity;           // in states
+};
+
 // One team: the state of one row from its splits, to the output. Partial `first` holds the state of
-// all splits up to it.
-QUIRE_DEVICE void merge_row(const AttendArgs& args, const Item& item, int row, int first) {
+// all splits up to it. Few thread blocks merge, and rarely, so that this code is far away when it
+// is needed: it is short, and waits for memory once for as many states as there is space for.
+QUIRE_DEVICE void merge_row(const AttendArgs& args, const Item& item, int row, int first,
+                            const MergeSpace& space) {
   const std::int64_t split_stride =
       static_cast<std::int64_t>(item.q_len) * args.group * args.num_kv_heads;
   const std::int64_t first_row = item.partial_row - (item.split - first) * split_stride + row;
   const int num_states = item.num_splits - first;
-  constexpr int kInFlight = 16;
   const auto value_dim = static_cast<int>(args.output.out.shape[2]);
   const OutputRow to = output_row(args, item, row);
+  Float4* own_values = reinterpret_cast<Float4*>(space.states) + lane();
   QUIRE_NO_UNROLL
   for (int dim = 4 * lane(); dim - 4 * lane() < value_dim; dim += 4 * kTeam) {
     float total[4] = {0.0F, 0.0F, 0.0F, 0.0F};
     float sum = 0.0F;
     float maximum = negative_infinity();
     QUIRE_NO_UNROLL
-    for (int begin = 0; begin < num_states; begin += kInFlight) {
-      // A state a lane: its maximum and sum are loaded once, and its factors handed out as its
-      // values are folded, which are on their way together with them.
-      const bool is_state = lane() < kInFlight && begin + lane() < num_states;
-      const float* sums = args.partial_sums + 2 * (first_row + (begin + lane()) * split_stride);
-      const float of_state = is_state ? load_shared_by_blocks(sums) : negative_infinity();
-      const float sum_of_state = is_state ? load_shared_by_blocks(sums + 1) : 0.0F;
-      Float4 values[kInFlight];
-      QUIRE_UNROLL
-      for (int i = 0; i < kInFlight; ++i) {
-        const std::int64_t at = first_row + (begin + i) * split_stride;
-        const bool is_there = (begin + i < num_states) & (dim < value_dim);
-        values[i] = is_there ? load_shared_by_blocks(reinterpret_cast<const Float4*>(
-                                   args.partial_values + at * args.value_stride + dim))
-                             : Float4{0.0F, 0.0F, 0.0F, 0.0F};
+    for (int begin = 0; begin < num_states; begin += space.capacity) {
+      const int num_left = num_states - begin;
+      const int count = num_left < space.capacity ? num_left : space.capacity;
+      const std::int64_t begin_row = first_row + begin * split_stride;
+      const float* values = args.partial_values + begin_row * args.value_stride + dim;
+      QUIRE_NO_UNROLL
+      for (int i = 0; i < count; ++i) {
+        async_copy16(own_values + i * kTeam, values, dim < value_dim);
+        values += split_stride * args.value_stride;
       }
-      float after = max_of(maximum, of_state);
-      QUIRE_UNROLL
-      for (int step = 1; step < kInFlight; step *= 2) {
-        const float other = shuffle(after, lane() >= step ? lane() - step : lane());
-        after = max_of(after, other);
+      async_commit();
+      QUIRE_NO_UNROLL
+      for (int part = 0; part < count; part += kTeam) {
+        // A state a lane: its maximum and sum are loaded once, and its factors handed out as its
+        // values are folded.
+        const bool is_state = part + lane() < count;
+        const float* sums = args.partial_sums + 2 * (begin_row + (part + lane()) * split_stride);
+        const float of_state = is_state ? load_shared_by_blocks(sums) : negative_infinity();
+        const float sum_of_state = is_state ? load_shared_by_blocks(sums + 1) : 0.0F;
+        float after = max_of(maximum, of_state);
+        QUIRE_UNROLL
+        for (int step = 1; step < kTeam; step *= 2) {
+          const float other = shuffle(after, lane() >= step ? lane() - step : lane());
+          after = max_of(after, other);
+        }
+        const float last = shuffle(after, lane() > 0 ? lane() - 1 : 0);
+        const FoldFactors own = fold_factors(lane() > 0 ? last : maximum, of_state, after);
+        async_wait<0>();  // what a lane reads it has copied itself
+        const int num_lanes = count - part < kTeam ? count - part : kTeam;
+        QUIRE_UNROLL_4
+        for (int i = 0; i < num_lanes; ++i) {
+          const FoldFactors factors{shuffle(own.kept, i), shuffle(own.added, i)};
+          const Float4 next = own_values[(part + i) * kTeam];
+          sum = fold_value(factors, sum, shuffle(sum_of_state, i));
+          total[0] = fold_value(factors, total[0], next.x);
+          total[1] = fold_value(factors, total[1], next.y);
+          total[2] = fold_value(factors, total[2], next.z);
+          total[3] = fold_value(factors, total[3], next.w);
+        }
+        maximum = shuffle(after, kTeam - 1);
       }
-      const float last = shuffle(after, lane() > 0 ? lane() - 1 : 0);
-      const FoldFactors own = fold_factors(lane() > 0 ? last : maximum, of_state, after);
-      QUIRE_UNROLL
-      for (int i = 0; i < kInFlight; ++i) {
-        const FoldFactors factors{shuffle(own.kept, i), shuffle(own.added, i)};
-        const float next_sum = shuffle(sum_of_state, i);
-        if (begin + i >= num_states) continue;
-        sum = fold_value(factors, sum, next_sum);
-        total[0] = fold_value(factors, total[0], values[i].x);
-        total[1] = fold_value(factors, total[1], values[i].y);
-        total[2] = fold_value(factors, total[2], values[i].z);
-        total[3] = fold_value(factors, total[3], values[i].w);
-      }
-      maximum = shuffle(after, kInFlight - 1);
     }
     const float factor = finish_row(args, to, maximum, sum, lane() == 0 && dim == 0);
     if (dim < value_dim) store_four(args, to, dim, total, factor);
@@ -199,9 +213,11 @@ QUIRE_DEVICE int add_splits(const AttendArgs& args, const Item& item, int count,
 }
 
 // All threads of the block: the rows of a unit whose splits are all there.
-QUIRE_DEVICE void merge_rows(const AttendArgs& args, const Item& item, int first) {
+QUIRE_DEVICE void merge_rows(const AttendArgs& args, const Item& item, int first,
+                             const MergeSpace& space) {
+  QUIRE_NO_UNROLL
   for (int row = team(); row < item.num_rows; row += num_threads() / kTeam) {
-    merge_row(args, item, row, first);
+    merge_row(args, item, row, first, space);
   }
 }
 
