@@ -261,6 +261,11 @@ QUIRE_DEVICE void unpack(std::uint32_t two, float& low, float& high, Float16) {
       : "r"(two));
 }
 
+// The larger of either 16 bits of two words, as numbers without sign.
+QUIRE_DEVICE std::uint32_t max_halves(std::uint32_t a, std::uint32_t b) {
+  return __vmaxu2(a, b);
+}
+
 // Bytes of the eight of (low, high) that the digits of `selector` name.
 QUIRE_DEVICE std::uint32_t select_bytes(std::uint32_t low, std::uint32_t high,
                                         std::uint32_t selector) {

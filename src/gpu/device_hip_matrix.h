@@ -150,6 +150,11 @@ QUIRE_DEVICE std::uint32_t four_bytes(float a, float b, float c, float d, T) {
   return byte(a) | byte(b) << 8 | byte(c) << 16 | byte(d) << 24;
 }
 
+QUIRE_DEVICE std::uint32_t max_halves(std::uint32_t a, std::uint32_t b) {
+  const std::uint32_t low = (a & 0xffffU) > (b & 0xffffU) ? a & 0xffffU : b & 0xffffU;
+  const std::uint32_t high = a >> 16 > b >> 16 ? a & 0xffff0000U : b & 0xffff0000U;
+  return high | low;
+}
 QUIRE_DEVICE std::uint32_t select_bytes(std::uint32_t low, std::uint32_t high,
                                         std::uint32_t selector) {
   // The instruction wants a byte for each digit.

@@ -182,6 +182,11 @@ void unpack(std::uint32_t two, float& low, float& high, T) {
   high = to_float(T{static_cast<std::uint16_t>(two >> 16)});
 }
 
+inline std::uint32_t max_halves(std::uint32_t a, std::uint32_t b) {
+  const std::uint32_t low = (a & 0xffffU) > (b & 0xffffU) ? a & 0xffffU : b & 0xffffU;
+  const std::uint32_t high = a >> 16 > b >> 16 ? a & 0xffff0000U : b & 0xffff0000U;
+  return high | low;
+}
 inline std::uint32_t select_bytes(std::uint32_t low, std::uint32_t high, std::uint32_t selector) {
   const std::uint64_t both = std::uint64_t{high} << 32 | low;
   std::uint32_t selected = 0;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "gpu/device_api.h"
 #include "gpu/kernels/plan_items.h"
@@ -99,14 +100,29 @@ QUIRE_DEVICE float largest_finite(const float (&x)[kAppendChunk]) {
   return largest;
 }
 
-// are_small: no magnitude of the chunk is above kUsualMost, else that is looked at.
-template <class Source, class Stored>
+// Four numbers to the nearest whole ones, which eight bits hold. Numbers of this size have no place
+// for anything smaller, and their lowest bits are those of the whole number. (Converting a number
+// takes as long as four of these steps.)
+QUIRE_DEVICE std::uint32_t four_whole_bytes(float a, float b, float c, float d) {
+  constexpr float kNoFractions = 0x1.8p23F;
+  const auto bits = [](float x) { return __builtin_bit_cast(std::uint32_t, x + kNoFractions); };
+  const std::uint32_t low = select_bytes(bits(a), bits(b), 0x0040);
+  const std::uint32_t high = select_bytes(bits(c), bits(d), 0x0040);
+  return select_bytes(low, high, 0x5410);
+}
+
+// are_small: no magnitude of the chunk is above kUsualMost, else that is looked at. kIsWithin: if
+// they are small, none is NaN, and none saturates.
+template <class Source, class Stored, bool kIsWithin>
 QUIRE_DEVICE Eight quantized(const Sixteen& chunk, const RowScale& by, bool are_small) {
   float x[kAppendChunk];
   unpack_chunk<Source>(chunk, x);
-  if (by.is_usual && (are_small || largest_of(x) <= kUsualMost)) {
+  if (by.is_usual && (are_small || (!kIsWithin && largest_of(x) <= kUsualMost))) {
     QUIRE_UNROLL
     for (int i = 0; i < kAppendChunk; ++i) x[i] = divide_usual(x[i], by);
+    if constexpr (kIsWithin && std::is_same_v<Stored, std::int8_t>) {
+      return {{four_whole_bytes(x[0], x[1], x[2], x[3]), four_whole_bytes(x[4], x[5], x[6], x[7])}};
+    }
   } else {
     QUIRE_UNROLL
     for (int i = 0; i < kAppendChunk; ++i) x[i] = divide_any(x[i], by.scale);
@@ -187,7 +203,7 @@ QUIRE_DEVICE bool is_stored(const AppendArgs& args, const AppendPlace& place, st
   return false;
 }
 
-template <class Source, class Stored>
+template <class Source, class Stored, bool kIsWithin>
 QUIRE_DEVICE void store_chunk(const Sixteen& chunk, unsigned char* to, const RowScale& by,
                               bool are_small) {
   if constexpr (sizeof(Stored) == sizeof(Source)) {
@@ -196,14 +212,40 @@ QUIRE_DEVICE void store_chunk(const Sixteen& chunk, unsigned char* to, const Row
     for (int i = 0; i < 4; ++i) rounded.x[i] = quiet(chunk.x[i], Source{});
     *reinterpret_cast<Sixteen*>(to) = rounded;
   } else {
-    *reinterpret_cast<Eight*>(to) = quantized<Source, Stored>(chunk, by, are_small);
+    *reinterpret_cast<Eight*>(to) = quantized<Source, Stored, kIsWithin>(chunk, by, are_small);
   }
 }
 
-// largest(x) of the chunks of the rows in flight, over the lanes that share them.
-template <class Source, class Largest>
-QUIRE_DEVICE void find_largest(const AppendFlight& flight, int lane_bits, const Largest& largest,
+// The largest magnitude of each row in flight, over the lanes that share it; not finite if one of
+// them is not. As whole numbers magnitudes of 16 bits have the same order, NaN last.
+template <class Source>
+QUIRE_DEVICE void find_largest(const AppendFlight& flight, int lane_bits,
                                float (&of_rows)[kAppendRows]) {
+  static_assert(kAppendRows == 2, "one word holds both");
+  std::uint32_t rows[kAppendRows];
+  QUIRE_UNROLL
+  for (int k = 0; k < kAppendRows; ++k) {
+    rows[k] = 0;
+    QUIRE_UNROLL
+    for (int j = 0; j < kAppendChunks; ++j) {
+      QUIRE_UNROLL
+      for (const std::uint32_t two : flight.chunks[k][j].x) {
+        rows[k] = max_halves(rows[k], two & 0x7fff7fffU);
+      }
+    }
+  }
+  std::uint32_t both =
+      max_halves(select_bytes(rows[0], rows[1], 0x5410), select_bytes(rows[0], rows[1], 0x7632));
+  for (int step = 1 << lane_bits >> 1; step > 0; step /= 2) {
+    both = max_halves(both, static_cast<std::uint32_t>(shuffle_xor(static_cast<int>(both), step)));
+  }
+  unpack(both, of_rows[0], of_rows[1], Source{});
+}
+
+// The same of those that are finite.
+template <class Source>
+QUIRE_DEVICE void find_largest_finite(const AppendFlight& flight, int lane_bits,
+                                      float (&of_rows)[kAppendRows]) {
   QUIRE_UNROLL
   for (int k = 0; k < kAppendRows; ++k) {
     of_rows[k] = 0.0F;
@@ -211,12 +253,9 @@ QUIRE_DEVICE void find_largest(const AppendFlight& flight, int lane_bits, const 
     for (int j = 0; j < kAppendChunks; ++j) {
       float x[kAppendChunk];
       unpack_chunk<Source>(flight.chunks[k][j], x);
-      of_rows[k] = max_of(of_rows[k], largest(x));
+      of_rows[k] = max_of(of_rows[k], largest_finite(x));
     }
-  }
-  for (int step = 1 << lane_bits >> 1; step > 0; step /= 2) {
-    QUIRE_UNROLL
-    for (int k = 0; k < kAppendRows; ++k) {
+    for (int step = 1 << lane_bits >> 1; step > 0; step /= 2) {
       of_rows[k] = max_of(of_rows[k], shuffle_xor(of_rows[k], step));
     }
   }
@@ -236,7 +275,7 @@ QUIRE_DEVICE void append_as(const AppendArgs& args) {
     bool are_small[kAppendRows] = {};
     RowScale by{1.0F, 1.0F, true};
     if constexpr (kSetsScales) {
-      find_largest<Source>(flight, plan.lane_bits, largest_of, largest);
+      find_largest<Source>(flight, plan.lane_bits, largest);
       bool is_finite = true;
       QUIRE_UNROLL
       for (int k = 0; k < kAppendRows; ++k) {
@@ -244,7 +283,7 @@ QUIRE_DEVICE void append_as(const AppendArgs& args) {
         is_finite = is_finite && largest[k] <= max_finite(DType::kF32);
       }
       if (QUIRE_UNLIKELY(any(!is_finite))) {
-        find_largest<Source>(flight, plan.lane_bits, largest_finite, largest);
+        find_largest_finite<Source>(flight, plan.lane_bits, largest);
       }
     } else if (kQuantizes && side.scales != nullptr && place.num_chunks > 0) {
       by = make_row_scale(side.scales[place.head * side.scale_strides.head]);
@@ -268,7 +307,8 @@ QUIRE_DEVICE void append_as(const AppendArgs& args) {
       for (int j = 0; j < kAppendChunks; ++j) {
         if (j >= place.num_chunks) continue;
         const std::uint32_t offset = static_cast<std::uint32_t>(kChunkBytes * j) << plan.lane_bits;
-        store_chunk<Source, Stored>(flight.chunks[k][j], to + offset, by, are_small[k]);
+        store_chunk<Source, Stored, kSetsScales>(flight.chunks[k][j], to + offset, by,
+                                                 are_small[k]);
       }
     }
   }

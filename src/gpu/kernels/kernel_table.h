@@ -51,7 +51,7 @@ struct AppendVectorsKernel : KernelDefaults {
   using Args = AppendArgs;
   static constexpr int kThreads = kAppendThreads;
   static constexpr int kSharedBytes = 0;
-  static constexpr int kMinBlocks = kSetsScales ? 4 : 5;  // scales take registers
+  static constexpr int kMinBlocks = kSetsScales ? 5 : 5;  // scales take registers
   QUIRE_DEVICE static void run(const Args& args) { append_vectors<kSetsScales>(args); }
 };
 struct CopyBlocksKernel : KernelDefaults {
