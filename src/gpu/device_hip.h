@@ -49,6 +49,7 @@ QUIRE_DEVICE int block_index() {
 QUIRE_DEVICE int num_blocks() {
   return static_cast<int>(__builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x());
 }
+QUIRE_DEVICE void let_next_grid_start() {}
 QUIRE_DEVICE void prefetch(const void* data) {
   (void)data;
 }

@@ -15,6 +15,13 @@ QUIRE_DEVICE bool joins_last_grid(const Args&) {
   return false;
 }
 
+// Whether the kernel itself says when the next grid may start.
+template <class Kernel, class Args>
+QUIRE_DEVICE bool starts_next_itself(const Args& args) {
+  if constexpr (requires { Kernel::starts_next(args); }) return Kernel::starts_next(args);
+  return false;
+}
+
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kMinBlocks)
     cuda_entry(const __grid_constant__ typename Kernel::Args args) {
@@ -26,7 +33,7 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kMinBlocks)
   } else {
     gpu::wait_for_last_grid();
   }
-  gpu::let_next_grid_start();
+  if (!starts_next_itself<Kernel>(args)) gpu::let_next_grid_start();
   Kernel::run(args);
   // What waits for this grid waits for those that it joined; one thread block is enough for that,
   // and the others leave their places.

@@ -418,7 +418,10 @@ class GpuBackend final : public AttentionBackend {
   // for few rows end.
   void attend_lists(const GpuPrepared& mine, AttendArgs args, int first, int last, Stream stream) {
     if (last < kNumRunLists) {
-      for (int i = first; i <= last; ++i) attend_few(mine, args, i, stream);
+      for (int i = first; i <= last; ++i) {
+        args.ends_call = i == last;
+        attend_few(mine, args, i, stream);
+      }
       return;
     }
     const ListKernel many = list_kernel(mine, args, kNumRunLists);

@@ -32,6 +32,7 @@ inline int block_index() {
 inline int num_blocks() {
   return static_cast<int>(simt::grid_dim().x);
 }
+inline void let_next_grid_start() {}
 inline void prefetch(const void* data) {
   (void)data;
 }

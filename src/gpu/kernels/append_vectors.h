@@ -10,6 +10,7 @@
 #include "gpu/device_api.h"
 #include "gpu/kernels/plan_items.h"
 #include "gpu/transfer_args.h"
+#include "gpu/whole_inverse.h"
 
 namespace quire::gpu {
 
@@ -33,7 +34,8 @@ QUIRE_DEVICE float magnitude_of(float x) {
 struct RowScale {
   float scale;
   float inverse;
-  bool is_usual;  // so far from the ends of f32 that divide_usual stays within it
+  bool is_usual;       // so far from the ends of f32 that divide_usual stays within it
+  float whole = 0.0F;  // int8: what to multiply by instead (whole_inverse), or 0
 };
 
 // Numbers up to here divided by a usual scale are finite.
@@ -45,9 +47,17 @@ QUIRE_DEVICE bool is_usual_scale(float scale) {
 QUIRE_DEVICE RowScale make_row_scale(float scale) {
   return {scale, number_formats_internal::ieee_divide(1.0F, scale), is_usual_scale(scale)};
 }
-// The same for a scale that token_head_scale gave (see divide_usual).
-QUIRE_DEVICE RowScale make_token_scale(float scale) {
-  return {scale, inverse_fast(scale), is_usual_scale(scale)};
+// The same for the scale of a row that has this largest magnitude. are_small: all of its numbers
+// are finite, and none is above kUsualMost.
+template <class Stored>
+QUIRE_DEVICE RowScale make_token_scale(float largest, bool are_small) {
+  const float scale = token_head_scale(kDTypeOf<Stored>, largest);
+  RowScale by{scale, inverse_fast(scale), is_usual_scale(scale)};
+  if (std::is_same_v<Stored, std::int8_t> && are_small && by.is_usual) {
+    by.whole = whole_inverse(scale, by.inverse, largest,
+                             [](float a, float b, float c) { return fused(a, b, c); });
+  }
+  return by;
 }
 
 // x / scale for a number x of 16 bits, as near as eight bits can tell from the nearest f32. The
@@ -100,29 +110,17 @@ QUIRE_DEVICE float largest_finite(const float (&x)[kAppendChunk]) {
   return largest;
 }
 
-// Four numbers to the nearest whole ones, which eight bits hold. Numbers of this size have no place
-// for anything smaller, and their lowest bits are those of the whole number. (Converting a number
-// takes as long as four of these steps.)
-QUIRE_DEVICE std::uint32_t four_whole_bytes(float a, float b, float c, float d) {
-  constexpr float kNoFractions = 0x1.8p23F;
-  const auto bits = [](float x) { return __builtin_bit_cast(std::uint32_t, x + kNoFractions); };
-  const std::uint32_t low = select_bytes(bits(a), bits(b), 0x0040);
-  const std::uint32_t high = select_bytes(bits(c), bits(d), 0x0040);
-  return select_bytes(low, high, 0x5410);
-}
-
-// are_small: no magnitude of the chunk is above kUsualMost, else that is looked at. kIsWithin: if
-// they are small, none is NaN, and none saturates.
-template <class Source, class Stored, bool kIsWithin>
+// are_small: no magnitude of the chunk is above kUsualMost, else that is looked at.
+template <class Source, class Stored>
 QUIRE_DEVICE Eight quantized(const Sixteen& chunk, const RowScale& by, bool are_small) {
   float x[kAppendChunk];
   unpack_chunk<Source>(chunk, x);
-  if (by.is_usual && (are_small || (!kIsWithin && largest_of(x) <= kUsualMost))) {
+  if (std::is_same_v<Stored, std::int8_t> && by.whole != 0.0F) {
+    QUIRE_UNROLL
+    for (int i = 0; i < kAppendChunk; ++i) x[i] *= by.whole;
+  } else if (by.is_usual && (are_small || largest_of(x) <= kUsualMost)) {
     QUIRE_UNROLL
     for (int i = 0; i < kAppendChunk; ++i) x[i] = divide_usual(x[i], by);
-    if constexpr (kIsWithin && std::is_same_v<Stored, std::int8_t>) {
-      return {{four_whole_bytes(x[0], x[1], x[2], x[3]), four_whole_bytes(x[4], x[5], x[6], x[7])}};
-    }
   } else {
     QUIRE_UNROLL
     for (int i = 0; i < kAppendChunk; ++i) x[i] = divide_any(x[i], by.scale);
@@ -203,7 +201,7 @@ QUIRE_DEVICE bool is_stored(const AppendArgs& args, const AppendPlace& place, st
   return false;
 }
 
-template <class Source, class Stored, bool kIsWithin>
+template <class Source, class Stored>
 QUIRE_DEVICE void store_chunk(const Sixteen& chunk, unsigned char* to, const RowScale& by,
                               bool are_small) {
   if constexpr (sizeof(Stored) == sizeof(Source)) {
@@ -212,7 +210,7 @@ QUIRE_DEVICE void store_chunk(const Sixteen& chunk, unsigned char* to, const Row
     for (int i = 0; i < 4; ++i) rounded.x[i] = quiet(chunk.x[i], Source{});
     *reinterpret_cast<Sixteen*>(to) = rounded;
   } else {
-    *reinterpret_cast<Eight*>(to) = quantized<Source, Stored, kIsWithin>(chunk, by, are_small);
+    *reinterpret_cast<Eight*>(to) = quantized<Source, Stored>(chunk, by, are_small);
   }
 }
 
@@ -273,7 +271,7 @@ QUIRE_DEVICE void append_as(const AppendArgs& args) {
     load_flight(args, place, flight);
     float largest[kAppendRows] = {};
     bool are_small[kAppendRows] = {};
-    RowScale by{1.0F, 1.0F, true};
+    RowScale by{1.0F, 1.0F, true, 0.0F};
     if constexpr (kSetsScales) {
       find_largest<Source>(flight, plan.lane_bits, largest);
       bool is_finite = true;
@@ -298,7 +296,7 @@ QUIRE_DEVICE void append_as(const AppendArgs& args) {
       const std::int32_t block = divide(slot, plan.by_block_size);
       const std::int32_t token = slot - block * plan.block_size;
       if constexpr (kSetsScales) {
-        by = make_token_scale(token_head_scale(kDTypeOf<Stored>, largest[k]));
+        by = make_token_scale<Stored>(largest[k], are_small[k]);
         float* scale = side.scales + strided_offset(side.scale_strides, block, place.head, token);
         if (place.lane == 0) *scale = by.scale;
       }
@@ -307,8 +305,7 @@ QUIRE_DEVICE void append_as(const AppendArgs& args) {
       for (int j = 0; j < kAppendChunks; ++j) {
         if (j >= place.num_chunks) continue;
         const std::uint32_t offset = static_cast<std::uint32_t>(kChunkBytes * j) << plan.lane_bits;
-        store_chunk<Source, Stored, kSetsScales>(flight.chunks[k][j], to + offset, by,
-                                                 are_small[k]);
+        store_chunk<Source, Stored>(flight.chunks[k][j], to + offset, by, are_small[k]);
       }
     }
   }

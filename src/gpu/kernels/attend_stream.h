@@ -26,7 +26,16 @@
 
 namespace quire::gpu {
 
-// Keys and values that a thread block asks for before it may read them: what its first stages hold.
+// Where runs are short, a good part of the time goes by between the last keys of a grid and the
+// first of the next. There the next grid starts when all keys of this one have been asked for, and
+// its thread blocks ask for their first bytes before they may read them. (In longer runs of fewer
+// bytes a key what comes early is in the way of what is needed now; with two groups of rows, which
+// have no register to spare, the loop was slower for it.)
+inline constexpr int kShortRun = 2;  // items
+template <int kGroups>
+QUIRE_DEVICE bool is_short_run(const AttendArgs& args, int num_items) {
+  return kGroups == 1 && args.ends_call && num_items <= kShortRun;
+}
 inline constexpr int kEarlyBytes = 64 * 1024;
 
 // What the block shares besides the teams' memory.
@@ -207,7 +216,8 @@ class StreamTeam {
     }
   }
 
-  QUIRE_DEVICE void run() {
+  // starts_next: when all tiles have been asked for, the next grid may start.
+  QUIRE_DEVICE void run(bool starts_next) {
     const int num_tiles = (item_->key_end + kKeys - 1) / kKeys;
     int stage = 0;
     QUIRE_NO_UNROLL
@@ -216,6 +226,7 @@ class StreamTeam {
       const int next = tile + (Shape::kStages - 1) * Shape::kTeams;
       loader_.load(args_, *item_, next, slot_, ring_ + ahead * Tile::kBytes);
       slot_ = slot_ == Shape::kStages ? 0 : slot_ + 1;
+      if (starts_next & (next >= num_tiles)) let_next_grid_start();
       async_wait<Shape::kStages - 1>();
       sync_team();
       attend_tile(tile * kKeys, ring_ + stage * Tile::kBytes);
@@ -458,7 +469,7 @@ QUIRE_DEVICE void finish_stream_item(const AttendArgs& args, const Item& item, S
 // Brings near what a thread block begins with, while the last grid ends: its start and, by what
 // that says, the first of its keys. The plan may not be written yet, or just be: then keys are
 // brought that nobody needs, but of the cache, for heads and blocks are looked at.
-template <class Stored, int kDims>
+template <class Stored, int kDims, int kGroups>
 QUIRE_DEVICE void prefetch_run(const AttendArgs& args) {
   if (thread_index() == 0) prefetch(args.fault);
   if (thread_index() == 1) prefetch(args.runs + block_index());
@@ -467,6 +478,9 @@ QUIRE_DEVICE void prefetch_run(const AttendArgs& args) {
   if (thread_index() == 3) prefetch(&start->ids);
   if (thread_index() == 4) prefetch(&start->ids[kFirstIds - 1]);
   if (!args.has_simple_tiles) return;
+  const int num_items = load_shared_by_blocks(args.runs + block_index() + 1) -
+                        load_shared_by_blocks(args.runs + block_index());
+  if (!is_short_run<kGroups>(args, num_items)) return;
   constexpr int kRowBytes = KeyTile<Stored, kDims>::kRowBytes;
   constexpr int kMostKeys = kFirstIds * kKeysPerId;
   constexpr int kKeys =
@@ -516,6 +530,8 @@ QUIRE_DEVICE void attend_stream(const AttendArgs& args) {
   int index = args.runs[block_index()];
   const int end = args.runs[block_index() + 1];
   if (index >= end || fault != kNoFault) return;
+  const bool starts_next = is_short_run<kGroups>(args, end - index);
+  if (args.ends_call && !starts_next) let_next_grid_start();
   store_start_piece(&shared.items[0], shared.ids, first_piece);
   const Sixteen second_item = index + 1 < end ? load_item_piece(args.items + index + 1) : Sixteen{};
   sync_block();
@@ -546,7 +562,7 @@ QUIRE_DEVICE void attend_stream(const AttendArgs& args) {
       if (is_new_unit) team_state.fetch_queries(following);
     }
     if (has_next) team_state.fetch_ids(following);
-    team_state.run();
+    team_state.run(starts_next && !has_next);
     team_state.store(sums + 2 * team() * kRows);
     if (has_next) team_state.begin(&following, nullptr);
     sync_block();

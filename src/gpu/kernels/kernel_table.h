@@ -22,8 +22,9 @@
 
 namespace quire::gpu {
 
-// What a kernel says of itself unless it says otherwise. One that has prefetch(args) lets it run
-// before the last grid has ended, where grids overlap: what it reads may be of yesterday.
+// What a kernel says of itself unless it says otherwise. Where grids overlap, one that has
+// prefetch(args) runs it before the last grid has ended: what it reads may be of yesterday. One
+// that has starts_next(args) lets the next grid start itself if that is true.
 struct KernelDefaults {
   static constexpr int kMinBlocks = 1;  // that a processor must hold: bounds the registers
 };
@@ -97,7 +98,10 @@ struct AttendStreamKernel : KernelDefaults {
   static constexpr int kThreads = StreamShape<Stored, kDims, kGroups>::kThreads;
   static constexpr int kSharedBytes = StreamShape<Stored, kDims, kGroups>::kSharedBytes;
   static constexpr int kMinBlocks = StreamShape<Stored, kDims, kGroups>::kMinBlocks;
-  QUIRE_DEVICE static void prefetch(const Args& args) { prefetch_run<Stored, kDims>(args); }
+  QUIRE_DEVICE static void prefetch(const Args& args) {
+    prefetch_run<Stored, kDims, kGroups>(args);
+  }
+  QUIRE_DEVICE static bool starts_next(const Args& args) { return args.ends_call; }
   QUIRE_DEVICE static void run(const Args& args) { attend_stream<Stored, kDims, kGroups>(args); }
 };
 
