@@ -4,11 +4,11 @@
 //
 // A row is divided by its scale, the f32 next to largest / 127, and its quotients are rounded to
 // whole numbers. Take x as X 2^e and the largest magnitude as A 2^(e + s), X and A whole and below
-// 2^11: 127 x / largest differs from k + 1/2 by |254 X - (2k + 1) A 2^s| / (2 A 2^s), which is 0 or,
-// of a quotient q, at least q / (254 X) > 2^-19 q. It is 0 only where 127 divides A, when the scale
-// is exact, or where 127 = 2k + 1, when |x| is half of the largest. So unless the scale is exact,
-// any number within 2^-20 of the inverse will do for all x but the halves, and there it only needs
-// to be on the right side.
+// 2^11: 127 x / largest differs from k + 1/2 by |254 X - (2k + 1) A 2^s| / (2 A 2^s), which is 0
+// or, of a quotient q, at least q / (254 X) > 2^-19 q. It is 0 only where 127 divides A, when the
+// scale is exact, or where 127 = 2k + 1, when |x| is half of the largest. So unless the scale is
+// exact, any number within 2^-20 of the inverse will do for all x but the halves, and there it only
+// needs to be on the right side.
 #pragma once
 
 #include "base/host_device.h"

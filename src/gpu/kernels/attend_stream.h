@@ -477,33 +477,32 @@ QUIRE_DEVICE void prefetch_run(const AttendArgs& args) {
   if (thread_index() == 2) prefetch(&start->item);
   if (thread_index() == 3) prefetch(&start->ids);
   if (thread_index() == 4) prefetch(&start->ids[kFirstIds - 1]);
-  if (!args.has_simple_tiles) return;
+  const KvCacheView& cache = args.cache;
+  const bool are_whole = cache.k_strides.token == kDims && cache.v_strides.token == kDims;
+  if (!args.has_simple_tiles || !are_whole || cache.format.v_in_k) return;
   const int num_items = load_shared_by_blocks(args.runs + block_index() + 1) -
                         load_shared_by_blocks(args.runs + block_index());
   if (!is_short_run<kGroups>(args, num_items)) return;
-  constexpr int kRowBytes = KeyTile<Stored, kDims>::kRowBytes;
-  constexpr int kMostKeys = kFirstIds * kKeysPerId;
-  constexpr int kKeys =
-      kEarlyBytes < kMostKeys * 2 * kRowBytes ? kEarlyBytes / (2 * kRowBytes) : kMostKeys;
-  const KvCacheView& cache = args.cache;
+  // A thread asks for the keys or the values of one block id.
+  constexpr int kPieceBytes = kKeysPerId * KeyTile<Stored, kDims>::kRowBytes;
+  constexpr int kIds =
+      kEarlyBytes < 2 * kPieceBytes * kFirstIds ? kEarlyBytes / (2 * kPieceBytes) : kFirstIds;
+  static_assert(2 * kIds <= StreamShape<Stored, kDims, kGroups>::kThreads);
+  const int id = thread_index() / 2;
+  if (id >= kIds) return;
   const int begin = load_shared_by_blocks(&start->item.key_begin);
   const int end = load_shared_by_blocks(&start->item.key_end);
   const int head = load_shared_by_blocks(&start->item.kv_head);
-  if (head < 0 || head >= args.num_kv_heads) return;
-  QUIRE_NO_UNROLL
-  for (int i = thread_index(); i < kKeys; i += num_threads()) {
-    const int key = (begin & -kFirstIdKeys) + i;
-    const std::int64_t block = load_shared_by_blocks(&start->ids[i / kKeysPerId]);
-    if (key < begin || key >= end || block < 0 || block >= cache.num_blocks) continue;
-    const int token = key & ((1 << args.block_shift) - 1);
-    const auto at = [&](const void* data, const KvStrides& strides) {
-      return static_cast<const unsigned char*>(data) +
-             static_cast<std::int64_t>(sizeof(Stored)) *
-                 strided_offset(strides, block, head, token);
-    };
-    prefetch_bytes(at(cache.k, cache.k_strides), kRowBytes);
-    if (!cache.format.v_in_k) prefetch_bytes(at(cache.v, cache.v_strides), kRowBytes);
-  }
+  const std::int64_t block = load_shared_by_blocks(&start->ids[id]);
+  if (head < 0 || head >= args.num_kv_heads || block < 0 || block >= cache.num_blocks) return;
+  const int key = (begin & -kFirstIdKeys) + id * kKeysPerId;
+  if (key + kKeysPerId <= begin || key >= end) return;
+  const bool is_k = thread_index() % 2 == 0;
+  const KvStrides& strides = is_k ? cache.k_strides : cache.v_strides;
+  const int token = key & ((1 << args.block_shift) - 1);
+  prefetch_bytes(static_cast<const Stored*>(is_k ? cache.k : cache.v) +
+                     strided_offset(strides, block, head, token),
+                 kPieceBytes);
 }
 
 // What can be known of the next item is fetched while the current one is computed, and its first
