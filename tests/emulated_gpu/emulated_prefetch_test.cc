@@ -34,7 +34,6 @@ class Early : public ::testing::Test {
     args_.has_simple_tiles = true;
     args_.ends_call = true;
     args_.starts = starts_.data();
-    args_.runs = runs_.data();
   }
 
   // Heads and keys that are there or nearly so, any ids from -1 to `most_id`.
@@ -63,12 +62,10 @@ class Early : public ::testing::Test {
   std::vector<std::uint16_t> k_ = std::vector<std::uint16_t>(kNumbers);
   std::vector<std::uint16_t> v_ = std::vector<std::uint16_t>(kNumbers);
   std::vector<gpu::RunStart> starts_ = std::vector<gpu::RunStart>(kNumRuns);
-  std::vector<std::int32_t> runs_ = std::vector<std::int32_t>(kNumRuns + 1);
   simt::GlobalBuffer seen_k_{k_.data(), 2 * kNumbers, "k", simt::Access::kReadOnly};
   simt::GlobalBuffer seen_v_{v_.data(), 2 * kNumbers, "v", simt::Access::kReadOnly};
   simt::GlobalBuffer seen_starts_{starts_.data(), kNumRuns * sizeof(gpu::RunStart), "starts",
                                   simt::Access::kReadOnly};
-  simt::GlobalBuffer seen_runs_{runs_.data(), 4 * (kNumRuns + 1), "runs", simt::Access::kReadOnly};
 };
 
 TEST_F(Early, StaysWithinTheCacheWhateverThePlanHolds) {

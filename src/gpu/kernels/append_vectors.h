@@ -5,12 +5,10 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 #include "gpu/device_api.h"
 #include "gpu/kernels/plan_items.h"
 #include "gpu/transfer_args.h"
-#include "gpu/whole_inverse.h"
 
 namespace quire::gpu {
 
@@ -34,8 +32,7 @@ QUIRE_DEVICE float magnitude_of(float x) {
 struct RowScale {
   float scale;
   float inverse;
-  bool is_usual;       // so far from the ends of f32 that divide_usual stays within it
-  float whole = 0.0F;  // int8: what to multiply by instead (whole_inverse), or 0
+  bool is_usual;  // so far from the ends of f32 that divide_usual stays within it
 };
 
 // Numbers up to here divided by a usual scale are finite.
@@ -47,17 +44,9 @@ QUIRE_DEVICE bool is_usual_scale(float scale) {
 QUIRE_DEVICE RowScale make_row_scale(float scale) {
   return {scale, number_formats_internal::ieee_divide(1.0F, scale), is_usual_scale(scale)};
 }
-// The same for the scale of a row that has this largest magnitude. are_small: all of its numbers
-// are finite, and none is above kUsualMost.
-template <class Stored>
-QUIRE_DEVICE RowScale make_token_scale(float largest, bool are_small) {
-  const float scale = token_head_scale(kDTypeOf<Stored>, largest);
-  RowScale by{scale, inverse_fast(scale), is_usual_scale(scale)};
-  if (std::is_same_v<Stored, std::int8_t> && are_small && by.is_usual) {
-    by.whole = whole_inverse(scale, by.inverse, largest,
-                             [](float a, float b, float c) { return fused(a, b, c); });
-  }
-  return by;
+// The same for a scale that token_head_scale gave (see divide_usual).
+QUIRE_DEVICE RowScale make_token_scale(float scale) {
+  return {scale, inverse_fast(scale), is_usual_scale(scale)};
 }
 
 // x / scale for a number x of 16 bits, as near as eight bits can tell from the nearest f32. The
@@ -115,10 +104,7 @@ template <class Source, class Stored>
 QUIRE_DEVICE Eight quantized(const Sixteen& chunk, const RowScale& by, bool are_small) {
   float x[kAppendChunk];
   unpack_chunk<Source>(chunk, x);
-  if (std::is_same_v<Stored, std::int8_t> && by.whole != 0.0F) {
-    QUIRE_UNROLL
-    for (int i = 0; i < kAppendChunk; ++i) x[i] *= by.whole;
-  } else if (by.is_usual && (are_small || largest_of(x) <= kUsualMost)) {
+  if (by.is_usual && (are_small || largest_of(x) <= kUsualMost)) {
     QUIRE_UNROLL
     for (int i = 0; i < kAppendChunk; ++i) x[i] = divide_usual(x[i], by);
   } else {
@@ -269,10 +255,12 @@ QUIRE_DEVICE void append_as(const AppendArgs& args) {
     const AppendSide& side = plan.sides[place.side];
     AppendFlight flight;
     load_flight(args, place, flight);
-    float largest[kAppendRows] = {};
     bool are_small[kAppendRows] = {};
-    RowScale by{1.0F, 1.0F, true, 0.0F};
+    RowScale by[kAppendRows];
+    QUIRE_UNROLL
+    for (RowScale& of_row : by) of_row = {1.0F, 1.0F, true};
     if constexpr (kSetsScales) {
+      float largest[kAppendRows];
       find_largest<Source>(flight, plan.lane_bits, largest);
       bool is_finite = true;
       QUIRE_UNROLL
@@ -283,8 +271,14 @@ QUIRE_DEVICE void append_as(const AppendArgs& args) {
       if (QUIRE_UNLIKELY(any(!is_finite))) {
         find_largest_finite<Source>(flight, plan.lane_bits, largest);
       }
+      QUIRE_UNROLL
+      for (int k = 0; k < kAppendRows; ++k) {
+        by[k] = make_token_scale(token_head_scale(kDTypeOf<Stored>, largest[k]));
+      }
     } else if (kQuantizes && side.scales != nullptr && place.num_chunks > 0) {
-      by = make_row_scale(side.scales[place.head * side.scale_strides.head]);
+      const RowScale of_head = make_row_scale(side.scales[place.head * side.scale_strides.head]);
+      QUIRE_UNROLL
+      for (RowScale& of_row : by) of_row = of_head;
     }
     constexpr int kChunkBytes = kAppendChunk * static_cast<int>(sizeof(Stored));
     unsigned char* column =
@@ -296,16 +290,15 @@ QUIRE_DEVICE void append_as(const AppendArgs& args) {
       const std::int32_t block = divide(slot, plan.by_block_size);
       const std::int32_t token = slot - block * plan.block_size;
       if constexpr (kSetsScales) {
-        by = make_token_scale<Stored>(largest[k], are_small[k]);
         float* scale = side.scales + strided_offset(side.scale_strides, block, place.head, token);
-        if (place.lane == 0) *scale = by.scale;
+        if (place.lane == 0) *scale = by[k].scale;
       }
       unsigned char* to = column + block * side.to_block + token * side.to_token;
       QUIRE_UNROLL
       for (int j = 0; j < kAppendChunks; ++j) {
         if (j >= place.num_chunks) continue;
         const std::uint32_t offset = static_cast<std::uint32_t>(kChunkBytes * j) << plan.lane_bits;
-        store_chunk<Source, Stored>(flight.chunks[k][j], to + offset, by, are_small[k]);
+        store_chunk<Source, Stored>(flight.chunks[k][j], to + offset, by[k], are_small[k]);
       }
     }
   }

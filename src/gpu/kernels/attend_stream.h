@@ -26,16 +26,12 @@
 
 namespace quire::gpu {
 
-// Where runs are short, a good part of the time goes by between the last keys of a grid and the
-// first of the next. There the next grid starts when all keys of this one have been asked for, and
-// its thread blocks ask for their first bytes before they may read them. (In longer runs of fewer
-// bytes a key what comes early is in the way of what is needed now; with two groups of rows, which
-// have no register to spare, the loop was slower for it.)
-inline constexpr int kShortRun = 2;  // items
+// Between the last keys of a grid and the first of the next memory would rest. So the next grid
+// starts when all keys of this one have been asked for, and its thread blocks ask for their first
+// bytes before they may read them. With two groups of rows the loop, which has no register to
+// spare, was 3 % slower for it.
 template <int kGroups>
-QUIRE_DEVICE bool is_short_run(const AttendArgs& args, int num_items) {
-  return kGroups == 1 && args.ends_call && num_items <= kShortRun;
-}
+inline constexpr bool kOverlapsNext = kGroups == 1;
 inline constexpr int kEarlyBytes = 64 * 1024;
 
 // What the block shares besides the teams' memory.
@@ -479,10 +475,8 @@ QUIRE_DEVICE void prefetch_run(const AttendArgs& args) {
   if (thread_index() == 4) prefetch(&start->ids[kFirstIds - 1]);
   const KvCacheView& cache = args.cache;
   const bool are_whole = cache.k_strides.token == kDims && cache.v_strides.token == kDims;
+  if (!kOverlapsNext<kGroups> || !args.ends_call) return;
   if (!args.has_simple_tiles || !are_whole || cache.format.v_in_k) return;
-  const int num_items = load_shared_by_blocks(args.runs + block_index() + 1) -
-                        load_shared_by_blocks(args.runs + block_index());
-  if (!is_short_run<kGroups>(args, num_items)) return;
   // A thread asks for the keys or the values of one block id.
   constexpr int kPieceBytes = kKeysPerId * KeyTile<Stored, kDims>::kRowBytes;
   constexpr int kIds =
@@ -529,8 +523,6 @@ QUIRE_DEVICE void attend_stream(const AttendArgs& args) {
   int index = args.runs[block_index()];
   const int end = args.runs[block_index() + 1];
   if (index >= end || fault != kNoFault) return;
-  const bool starts_next = is_short_run<kGroups>(args, end - index);
-  if (args.ends_call && !starts_next) let_next_grid_start();
   store_start_piece(&shared.items[0], shared.ids, first_piece);
   const Sixteen second_item = index + 1 < end ? load_item_piece(args.items + index + 1) : Sixteen{};
   sync_block();
@@ -561,7 +553,7 @@ QUIRE_DEVICE void attend_stream(const AttendArgs& args) {
       if (is_new_unit) team_state.fetch_queries(following);
     }
     if (has_next) team_state.fetch_ids(following);
-    team_state.run(starts_next && !has_next);
+    team_state.run(kOverlapsNext<kGroups> && args.ends_call && !has_next);
     team_state.store(sums + 2 * team() * kRows);
     if (has_next) team_state.begin(&following, nullptr);
     sync_block();

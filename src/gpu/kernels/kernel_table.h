@@ -52,7 +52,7 @@ struct AppendVectorsKernel : KernelDefaults {
   using Args = AppendArgs;
   static constexpr int kThreads = kAppendThreads;
   static constexpr int kSharedBytes = 0;
-  static constexpr int kMinBlocks = kSetsScales ? 5 : 5;  // scales take registers
+  static constexpr int kMinBlocks = 5;
   QUIRE_DEVICE static void run(const Args& args) { append_vectors<kSetsScales>(args); }
 };
 struct CopyBlocksKernel : KernelDefaults {
@@ -101,7 +101,9 @@ struct AttendStreamKernel : KernelDefaults {
   QUIRE_DEVICE static void prefetch(const Args& args) {
     prefetch_run<Stored, kDims, kGroups>(args);
   }
-  QUIRE_DEVICE static bool starts_next(const Args& args) { return args.ends_call; }
+  QUIRE_DEVICE static bool starts_next(const Args& args) {
+    return kOverlapsNext<kGroups> && args.ends_call;
+  }
   QUIRE_DEVICE static void run(const Args& args) { attend_stream<Stored, kDims, kGroups>(args); }
 };
 
