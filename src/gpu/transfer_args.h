@@ -17,9 +17,14 @@ namespace quire::gpu {
 inline constexpr int kAppendThreads = 256;
 // Elements that a thread takes of a row at a time: 16 bytes of what comes in.
 inline constexpr int kAppendChunk = 8;
-// Chunks of one row, and rows, that a thread has in flight.
-inline constexpr int kAppendChunks = 2;
-inline constexpr int kAppendRows = 2;
+// Chunks of one row, and rows, that a thread has in flight. Where every row has a scale, fewer
+// lanes share it: each of them finds the scale.
+QUIRE_HOST_DEVICE constexpr int append_chunks(bool sets_scales) {
+  return sets_scales ? 4 : 2;
+}
+QUIRE_HOST_DEVICE constexpr int append_rows_in_flight(bool sets_scales) {
+  return sets_scales ? 1 : 2;
+}
 
 // K or V where rows of both sides lie side by side on borders of whole chunks. Strides in bytes,
 // those of scales in elements.
@@ -34,7 +39,7 @@ struct AppendSide {
   std::int64_t to_token = 0;
   KvStrides scale_strides;
   std::int32_t num_chunks = 0;  // of a row
-  std::int32_t num_pieces = 1;  // of a row, each of kAppendChunks for every lane
+  std::int32_t num_pieces = 1;  // of a row, each of append_chunks for every lane
   Divider by_pieces;
 };
 
@@ -46,7 +51,7 @@ struct AppendVectors {
   std::int32_t num_items = 0;  // 0: these rows must be taken element by element
   std::int32_t num_tokens = 0;
   std::int32_t lane_bits = 0;
-  std::int32_t rows = 1;     // <= kAppendRows
+  std::int32_t rows = 1;     // <= append_rows_in_flight
   bool sets_scales = false;  // one for each row
   std::int32_t num_columns = 0;
   std::int32_t num_k_columns = 0;

@@ -52,8 +52,8 @@ bool plan_side(const TensorView& rows, const KvCacheView& cache, KvTensor tensor
                        kAppendChunk * stored_bytes);
 }
 
-std::int32_t num_pieces(const AppendSide& side, int lane_bits) {
-  const int chunks = kAppendChunks << lane_bits;
+std::int32_t num_pieces(const AppendVectors& plan, const AppendSide& side, int lane_bits) {
+  const int chunks = append_chunks(plan.sets_scales) << lane_bits;
   return (side.num_chunks + chunks - 1) / chunks;
 }
 
@@ -61,11 +61,12 @@ std::int32_t num_pieces(const AppendSide& side, int lane_bits) {
 // good, or as many as a whole row takes.
 int choose_lane_bits(const AppendVectors& plan) {
   const auto lanes_taken = [&plan](int bits) {
-    return (num_pieces(plan.sides[0], bits) + num_pieces(plan.sides[1], bits)) << bits;
+    return (num_pieces(plan, plan.sides[0], bits) + num_pieces(plan, plan.sides[1], bits)) << bits;
   };
   if (plan.sets_scales) {
     int bits = kMinLaneBits;
-    while (num_pieces(plan.sides[0], bits) > 1 || num_pieces(plan.sides[1], bits) > 1) ++bits;
+    while (num_pieces(plan, plan.sides[0], bits) > 1 || num_pieces(plan, plan.sides[1], bits) > 1)
+      ++bits;
     return bits;
   }
   int best = kMaxLaneBits;
@@ -81,8 +82,8 @@ void cut_append(AppendVectors& plan, std::int64_t num_heads, int num_processors)
   std::int64_t columns[2];
   for (int i = 0; i < 2; ++i) {
     AppendSide& side = plan.sides[i];
-    columns[i] = num_heads * num_pieces(side, plan.lane_bits);
-    side.num_pieces = std::max(num_pieces(side, plan.lane_bits), 1);
+    columns[i] = num_heads * num_pieces(plan, side, plan.lane_bits);
+    side.num_pieces = std::max(num_pieces(plan, side, plan.lane_bits), 1);
     side.by_pieces = make_divider(side.num_pieces);
   }
   plan.num_k_columns = static_cast<std::int32_t>(columns[0]);
@@ -97,7 +98,7 @@ void cut_append(AppendVectors& plan, std::int64_t num_heads, int num_processors)
     return ceil_div(std::int64_t{plan.num_tokens}, std::int64_t{plan.tokens_per_pass} * rows) *
            plan.num_column_tiles;
   };
-  plan.rows = kAppendRows;
+  plan.rows = append_rows_in_flight(plan.sets_scales);
   while (plan.rows > 1 && num_items(plan.rows) < kItemsPerProcessor * num_processors) {
     plan.rows /= 2;
   }
@@ -180,7 +181,7 @@ AppendVectors plan_append(const NewKv& new_kv, const KvCacheView& cache,
   const bool fits = dtype_bytes(source) == 2 &&
                     (format.dtype == source || dtype_bytes(format.dtype) == 1) &&
                     format.layout == KvLayoutId::kPlain &&
-                    (!sets_scales || dims <= kAppendChunk * kAppendChunks << kMaxLaneBits) &&
+                    (!sets_scales || dims <= kAppendChunk * append_chunks(true) << kMaxLaneBits) &&
                     cache.num_blocks * format.block_size < kMaxIndex &&
                     slots.size * cache.num_kv_heads * dims < kMaxIndex;
   AppendVectors plan;

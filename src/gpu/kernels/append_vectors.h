@@ -120,7 +120,7 @@ struct AppendPlace {
   int side;  // K, V
   int head;
   int chunk;       // the first
-  int num_chunks;  // of kAppendChunks; none: no part in this item
+  int num_chunks;  // from there on; none: no part in this item
   int lane;        // of those that share a row
   int token;       // of the first pass
 };
@@ -138,7 +138,7 @@ QUIRE_DEVICE AppendPlace append_place(const AppendVectors& plan, int item) {
   const int side_column = place.side != 0 ? column - plan.num_k_columns : column;
   place.head = divide(side_column, side.by_pieces);
   const int piece = side_column - place.head * side.num_pieces;
-  place.chunk = ((piece * kAppendChunks) << plan.lane_bits) + place.lane;
+  place.chunk = ((piece * append_chunks(plan.sets_scales)) << plan.lane_bits) + place.lane;
   place.token = tile * (plan.tokens_per_pass * plan.rows) + first;
   const int rest = side.num_chunks - place.chunk + (1 << plan.lane_bits) - 1;
   const bool is_active = first < plan.tokens_per_pass && column < plan.num_columns;
@@ -146,27 +146,30 @@ QUIRE_DEVICE AppendPlace append_place(const AppendVectors& plan, int item) {
   return place;
 }
 
-// What a thread has in flight. Its chunks of a row are those of its lane and of kAppendChunks - 1
-// lanes beyond the others.
+// What a thread has in flight. Its chunks of a row are those of its lane and of kChunks - 1 lanes
+// beyond the others.
+template <bool kSetsScales>
 struct AppendFlight {
-  Sixteen chunks[kAppendRows][kAppendChunks];
-  std::int64_t slots[kAppendRows];  // negative: nothing to store
+  static constexpr int kChunks = append_chunks(kSetsScales);
+  static constexpr int kRows = append_rows_in_flight(kSetsScales);
+  Sixteen chunks[kRows][kChunks];
+  std::int64_t slots[kRows];  // negative: nothing to store
 };
 
-QUIRE_DEVICE void load_flight(const AppendArgs& args, const AppendPlace& place,
-                              AppendFlight& flight) {
+template <class Flight>
+QUIRE_DEVICE void load_flight(const AppendArgs& args, const AppendPlace& place, Flight& flight) {
   const AppendVectors& plan = args.vectors;
   const AppendSide& side = plan.sides[place.side];
   const unsigned char* from = side.from + place.token * side.from_token +
                               place.head * side.from_head + std::int64_t{16} * place.chunk;
   const std::int64_t step = plan.tokens_per_pass * side.from_token;
   QUIRE_UNROLL
-  for (int k = 0; k < kAppendRows; ++k) {
+  for (int k = 0; k < Flight::kRows; ++k) {
     const int token = place.token + k * plan.tokens_per_pass;
     const bool is_there = place.num_chunks > 0 && k < plan.rows && token < plan.num_tokens;
     flight.slots[k] = is_there ? args.slots.data[token] : -1;
     QUIRE_UNROLL
-    for (int j = 0; j < kAppendChunks; ++j) {
+    for (int j = 0; j < Flight::kChunks; ++j) {
       const std::uint32_t offset = static_cast<std::uint32_t>(16 * j) << plan.lane_bits;
       const auto* at = reinterpret_cast<const Sixteen*>(from + offset);
       flight.chunks[k][j] = is_there && j < place.num_chunks ? *at : Sixteen{};
@@ -200,105 +203,85 @@ QUIRE_DEVICE void store_chunk(const Sixteen& chunk, unsigned char* to, const Row
   }
 }
 
-// The largest magnitude of each row in flight, over the lanes that share it; not finite if one of
-// them is not. As whole numbers magnitudes of 16 bits have the same order, NaN last.
-template <class Source>
-QUIRE_DEVICE void find_largest(const AppendFlight& flight, int lane_bits,
-                               float (&of_rows)[kAppendRows]) {
-  static_assert(kAppendRows == 2, "one word holds both");
-  std::uint32_t rows[kAppendRows];
+// The largest magnitude of a row, over the lanes that share it; not finite if one of them is not.
+// As whole numbers magnitudes of 16 bits have the same order, NaN last.
+template <class Source, int kChunks>
+QUIRE_DEVICE float find_largest(const Sixteen (&chunks)[kChunks], int lane_bits) {
+  std::uint32_t largest = 0;
   QUIRE_UNROLL
-  for (int k = 0; k < kAppendRows; ++k) {
-    rows[k] = 0;
+  for (const Sixteen& chunk : chunks) {
     QUIRE_UNROLL
-    for (int j = 0; j < kAppendChunks; ++j) {
-      QUIRE_UNROLL
-      for (const std::uint32_t two : flight.chunks[k][j].x) {
-        rows[k] = max_halves(rows[k], two & 0x7fff7fffU);
-      }
-    }
+    for (const std::uint32_t two : chunk.x) largest = max_halves(largest, two & 0x7fff7fffU);
   }
-  std::uint32_t both =
-      max_halves(select_bytes(rows[0], rows[1], 0x5410), select_bytes(rows[0], rows[1], 0x7632));
   for (int step = 1 << lane_bits >> 1; step > 0; step /= 2) {
-    both = max_halves(both, static_cast<std::uint32_t>(shuffle_xor(static_cast<int>(both), step)));
+    const int other = shuffle_xor(static_cast<int>(largest), step);
+    largest = max_halves(largest, static_cast<std::uint32_t>(other));
   }
-  unpack(both, of_rows[0], of_rows[1], Source{});
+  float low;
+  float high;
+  unpack(max_halves(largest, largest >> 16), low, high, Source{});
+  return low;
 }
 
 // The same of those that are finite.
-template <class Source>
-QUIRE_DEVICE void find_largest_finite(const AppendFlight& flight, int lane_bits,
-                                      float (&of_rows)[kAppendRows]) {
+template <class Source, int kChunks>
+QUIRE_DEVICE float find_largest_finite(const Sixteen (&chunks)[kChunks], int lane_bits) {
+  float largest = 0.0F;
   QUIRE_UNROLL
-  for (int k = 0; k < kAppendRows; ++k) {
-    of_rows[k] = 0.0F;
-    QUIRE_UNROLL
-    for (int j = 0; j < kAppendChunks; ++j) {
-      float x[kAppendChunk];
-      unpack_chunk<Source>(flight.chunks[k][j], x);
-      of_rows[k] = max_of(of_rows[k], largest_finite(x));
-    }
-    for (int step = 1 << lane_bits >> 1; step > 0; step /= 2) {
-      of_rows[k] = max_of(of_rows[k], shuffle_xor(of_rows[k], step));
-    }
+  for (const Sixteen& chunk : chunks) {
+    float x[kAppendChunk];
+    unpack_chunk<Source>(chunk, x);
+    largest = max_of(largest, largest_finite(x));
   }
+  for (int step = 1 << lane_bits >> 1; step > 0; step /= 2) {
+    largest = max_of(largest, shuffle_xor(largest, step));
+  }
+  return largest;
 }
 
 // kSetsScales: of rows that are one piece each, and their lanes one team's.
 template <class Source, class Stored, bool kSetsScales>
 QUIRE_DEVICE void append_as(const AppendArgs& args) {
   constexpr bool kQuantizes = sizeof(Stored) == 1;
+  using Flight = AppendFlight<kSetsScales>;
   const AppendVectors& plan = args.vectors;
   for (int item = block_index(); item < plan.num_items; item += num_blocks()) {
     const AppendPlace place = append_place(plan, item);
     const AppendSide& side = plan.sides[place.side];
-    AppendFlight flight;
+    Flight flight;
     load_flight(args, place, flight);
-    bool are_small[kAppendRows] = {};
-    RowScale by[kAppendRows];
-    QUIRE_UNROLL
-    for (RowScale& of_row : by) of_row = {1.0F, 1.0F, true};
+    bool are_small = false;
+    RowScale by{1.0F, 1.0F, true};
     if constexpr (kSetsScales) {
-      float largest[kAppendRows];
-      find_largest<Source>(flight, plan.lane_bits, largest);
-      bool is_finite = true;
-      QUIRE_UNROLL
-      for (int k = 0; k < kAppendRows; ++k) {
-        are_small[k] = largest[k] <= kUsualMost;
-        is_finite = is_finite && largest[k] <= max_finite(DType::kF32);
+      static_assert(Flight::kRows == 1);
+      float largest = find_largest<Source>(flight.chunks[0], plan.lane_bits);
+      are_small = largest <= kUsualMost;
+      if (QUIRE_UNLIKELY(any(!(largest <= max_finite(DType::kF32))))) {
+        largest = find_largest_finite<Source>(flight.chunks[0], plan.lane_bits);
       }
-      if (QUIRE_UNLIKELY(any(!is_finite))) {
-        find_largest_finite<Source>(flight, plan.lane_bits, largest);
-      }
-      QUIRE_UNROLL
-      for (int k = 0; k < kAppendRows; ++k) {
-        by[k] = make_token_scale(token_head_scale(kDTypeOf<Stored>, largest[k]));
-      }
+      by = make_token_scale(token_head_scale(kDTypeOf<Stored>, largest));
     } else if (kQuantizes && side.scales != nullptr && place.num_chunks > 0) {
-      const RowScale of_head = make_row_scale(side.scales[place.head * side.scale_strides.head]);
-      QUIRE_UNROLL
-      for (RowScale& of_row : by) of_row = of_head;
+      by = make_row_scale(side.scales[place.head * side.scale_strides.head]);
     }
     constexpr int kChunkBytes = kAppendChunk * static_cast<int>(sizeof(Stored));
     unsigned char* column =
         side.to + place.head * side.to_head + std::int64_t{kChunkBytes} * place.chunk;
     QUIRE_UNROLL
-    for (int k = 0; k < kAppendRows; ++k) {
+    for (int k = 0; k < Flight::kRows; ++k) {
       if (!is_stored(args, place, flight.slots[k], k)) continue;
       const auto slot = static_cast<std::int32_t>(flight.slots[k]);
       const std::int32_t block = divide(slot, plan.by_block_size);
       const std::int32_t token = slot - block * plan.block_size;
       if constexpr (kSetsScales) {
         float* scale = side.scales + strided_offset(side.scale_strides, block, place.head, token);
-        if (place.lane == 0) *scale = by[k].scale;
+        if (place.lane == 0) *scale = by.scale;
       }
       unsigned char* to = column + block * side.to_block + token * side.to_token;
       QUIRE_UNROLL
-      for (int j = 0; j < kAppendChunks; ++j) {
+      for (int j = 0; j < Flight::kChunks; ++j) {
         if (j >= place.num_chunks) continue;
         const std::uint32_t offset = static_cast<std::uint32_t>(kChunkBytes * j) << plan.lane_bits;
-        store_chunk<Source, Stored>(flight.chunks[k][j], to + offset, by[k], are_small[k]);
+        store_chunk<Source, Stored>(flight.chunks[k][j], to + offset, by, are_small);
       }
     }
   }
