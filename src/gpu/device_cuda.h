@@ -57,8 +57,8 @@ QUIRE_DEVICE void prefetch(const void* data) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(data));
 }
 
-// The same for `bytes` of them; both are multiples of 16. All of it must lie in memory that is
-// there.
+// The same for all lines of `bytes` from there on; both are multiples of 16. All of them must lie
+// in memory that is there.
 QUIRE_DEVICE void prefetch_bytes(const void* data, int bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(data)),
@@ -146,7 +146,7 @@ QUIRE_DEVICE float max_of(float a, float b) {
   return fmaxf(a, b);
 }
 
-// Written by other blocks of this launch: not from the cache of this processor.
+// Written by other blocks, of this launch or of the last one: not from the cache of this processor.
 QUIRE_DEVICE std::int32_t load_shared_by_blocks(const std::int32_t* at) {
   return __ldcg(at);
 }
@@ -156,10 +156,6 @@ QUIRE_DEVICE float load_shared_by_blocks(const float* at) {
 struct alignas(16) Float4 {
   float x, y, z, w;
 };
-QUIRE_DEVICE Float4 load_shared_by_blocks(const Float4* at) {
-  const float4 v = __ldcg(reinterpret_cast<const float4*>(at));
-  return {v.x, v.y, v.z, v.w};
-}
 
 // The dynamic shared memory of the block, 128-byte aligned.
 QUIRE_DEVICE unsigned char* shared_memory() {

@@ -148,10 +148,6 @@ QUIRE_DEVICE float load_shared_by_blocks(const float* at) {
 struct alignas(16) Float4 {
   float x, y, z, w;
 };
-QUIRE_DEVICE Float4 load_shared_by_blocks(const Float4* at) {
-  return {load_shared_by_blocks(&at->x), load_shared_by_blocks(&at->y),
-          load_shared_by_blocks(&at->z), load_shared_by_blocks(&at->w)};
-}
 
 extern __attribute__((shared)) __attribute__((aligned(128))) unsigned char quire_shared_memory[];
 QUIRE_DEVICE unsigned char* shared_memory() {

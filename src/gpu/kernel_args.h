@@ -138,7 +138,8 @@ struct AttendArgs {
   std::int32_t num_blocks = 0;        // of both
   // The last grid was launched by the same call: it need not have ended.
   bool joins_last_grid = false;
-  // No grid of the same call follows: the next one may come when all keys have been asked for.
+  // No grid of the same call follows, nor came before: the next one may come when all keys have
+  // been asked for, and this one may ask for its first ones early.
   bool ends_call = false;
   const std::int32_t* runs = nullptr;  // of the list, a run for each thread block
   const RunStart* starts = nullptr;    // of each

@@ -31,9 +31,11 @@ QUIRE_HOST_DEVICE constexpr bool is_multiple(std::int64_t a, std::int64_t b) {
   return quotient(a, b) * b == a;
 }
 
-// per_unit: the items of every unit, or 0 where units are not alike.
+// per_unit: the items of every unit, or 0 where units are not alike. max_runs 0: nobody asks for
+// runs.
 QUIRE_HOST_DEVICE constexpr RunCuts cut_runs(const ListTotals& list, std::int64_t per_unit,
                                              std::int64_t max_runs) {
+  if (max_runs == 0) return {};
   // Few items, one each: thread blocks that follow each other lie on different processors.
   if (list.items <= max_runs) return {list.items, 1, 0};
   const RunCuts by_cost{max_runs, 0, quotient(list.cost, 2 * list.items)};

@@ -39,6 +39,8 @@ inline void prefetch(const void* data) {
 
 // What lies between the ends lies in memory as they do.
 inline void prefetch_bytes(const void* data, int bytes) {
+  simt::check(reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && bytes % 16 == 0,
+              "prefetch_bytes: not multiples of 16");
   const auto* at = static_cast<const volatile unsigned char*>(data);
   (void)at[0];
   (void)at[bytes - 1];
@@ -125,9 +127,6 @@ inline float load_shared_by_blocks(const float* at) {
 struct alignas(16) Float4 {
   float x, y, z, w;
 };
-inline Float4 load_shared_by_blocks(const Float4* at) {
-  return *at;
-}
 
 inline unsigned char* shared_memory() {
   return static_cast<unsigned char*>(simt::dynamic_shared());

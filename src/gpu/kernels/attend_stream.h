@@ -229,6 +229,7 @@ class StreamTeam {
       sync_team();  // the next load overwrites this stage
       stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
     }
+    if (starts_next) let_next_grid_start();  // if there were fewer tiles than stages
     async_commit();  // ids of the next item, if there was no tile to come with
     async_wait<0>();
     rows_.finish();
@@ -463,8 +464,9 @@ QUIRE_DEVICE void finish_stream_item(const AttendArgs& args, const Item& item, S
 }
 
 // Brings near what a thread block begins with, while the last grid ends: its start and, by what
-// that says, the first of its keys. The plan may not be written yet, or just be: then keys are
-// brought that nobody needs, but of the cache, for heads and blocks are looked at.
+// that says, the first of its keys, unless the call has other grids, which are busy then. The plan
+// may not be written yet, or just be: then keys are brought that nobody needs, but of the cache,
+// for heads and blocks are looked at.
 template <class Stored, int kDims, int kGroups>
 QUIRE_DEVICE void prefetch_run(const AttendArgs& args) {
   if (thread_index() == 0) prefetch(args.fault);
@@ -473,9 +475,9 @@ QUIRE_DEVICE void prefetch_run(const AttendArgs& args) {
   if (thread_index() == 2) prefetch(&start->item);
   if (thread_index() == 3) prefetch(&start->ids);
   if (thread_index() == 4) prefetch(&start->ids[kFirstIds - 1]);
+  if (!kOverlapsNext<kGroups> || !args.ends_call) return;
   const KvCacheView& cache = args.cache;
   const bool are_whole = cache.k_strides.token == kDims && cache.v_strides.token == kDims;
-  if (!kOverlapsNext<kGroups> || !args.ends_call) return;
   if (!args.has_simple_tiles || !are_whole || cache.format.v_in_k) return;
   // A thread asks for the keys or the values of one block id.
   constexpr int kPieceBytes = kKeysPerId * KeyTile<Stored, kDims>::kRowBytes;
@@ -488,9 +490,11 @@ QUIRE_DEVICE void prefetch_run(const AttendArgs& args) {
   const int end = load_shared_by_blocks(&start->item.key_end);
   const int head = load_shared_by_blocks(&start->item.kv_head);
   const std::int64_t block = load_shared_by_blocks(&start->ids[id]);
-  if (head < 0 || head >= args.num_kv_heads || block < 0 || block >= cache.num_blocks) return;
   const int key = (begin & -kFirstIdKeys) + id * kKeysPerId;
-  if (key + kKeysPerId <= begin || key >= end) return;
+  // One branch, so that all loads are under way at once.
+  const bool is_there = (head >= 0) & (head < args.num_kv_heads) & (block >= 0) &
+                        (block < cache.num_blocks) & (key + kKeysPerId > begin) & (key < end);
+  if (!is_there) return;
   const bool is_k = thread_index() % 2 == 0;
   const KvStrides& strides = is_k ? cache.k_strides : cache.v_strides;
   const int token = key & ((1 << args.block_shift) - 1);

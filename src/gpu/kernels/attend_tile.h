@@ -396,7 +396,7 @@ QUIRE_DEVICE_RARE void attend_item_generally(const AttendArgs& args, TileShared&
   state.store();
 }
 
-// The same; the stages are free.
+// A function of its own, too. All teams are done with the stages.
 template <class Stored, int kDims>
 QUIRE_DEVICE_RARE void merge_tile_rows(const AttendArgs& args, const TileShared& shared,
                                        unsigned char* memory) {

@@ -351,10 +351,10 @@ QUIRE_DEVICE void plan_items(const PlanArgs& launch_args) {
   copy_args(launch_args, shared.args);
   sync_block();
   const std::int64_t num_sequences = args.batch.queries.begins.size;
-  const std::int64_t num_planners = static_cast<std::int64_t>(num_blocks()) * kPlanThreads;
+  const std::int64_t num_writers = static_cast<std::int64_t>(num_blocks()) * kPlanThreads;
   QUIRE_NO_UNROLL
   for (std::int64_t i = static_cast<std::int64_t>(block_index()) * kPlanThreads + thread;
-       i < args.max_merges; i += num_planners) {
+       i < args.max_merges; i += num_writers) {
     args.merge_counters[i] = 0;
   }
   if (thread == 0) {
@@ -364,7 +364,8 @@ QUIRE_DEVICE void plan_items(const PlanArgs& launch_args) {
     if (block_index() == 0) args.counts->fault = kNoFault;
   }
   sync_block();
-  BatchSummary all;
+  BatchSummary all{};
+  bool is_whole = true;
   if (num_sequences > kPlanThreads) {
     if (thread == 0) {
       const SequencePlan plan = plan_checked(args, 0);
@@ -403,15 +404,15 @@ QUIRE_DEVICE void plan_items(const PlanArgs& launch_args) {
       if (block_index() == 0 && thread == 0) {
         report_fault(args.counts, args.host_fault, fault_code(Fault::kTotal, first, total.items));
       }
-      all = {};  // no run has an item
-      break;     // nothing of this round, and nothing after it
+      is_whole = false;  // nothing of this round, and nothing after it
+      break;
     }
     if (num_sequences <= kPlanThreads) all = summarize(args, shared, shared.lists[count]);
     const BatchPlan round{count, shared.sequences, shared.offsets};
     // Neighbours go to different thread blocks, and with them the runs to be noted.
     const std::int64_t place = static_cast<std::int64_t>(thread) * num_blocks() + block_index();
     QUIRE_NO_UNROLL
-    for (std::int64_t begin = shared.offsets[0].items; begin < total.items; begin += num_planners) {
+    for (std::int64_t begin = shared.offsets[0].items; begin < total.items; begin += num_writers) {
       if (thread == 0) shared.num_notes = 0;
       sync_block();
       if (begin + place < total.items) write_item(shared, round, first, begin + place, all);
@@ -427,7 +428,8 @@ QUIRE_DEVICE void plan_items(const PlanArgs& launch_args) {
     sync_block();
   }
   if (block_index() != 0) return;
-  end_runs(args, all);
+  // Of a plan with this fault, other thread blocks may be writing runs; attend asks for none.
+  if (is_whole) end_runs(args, all);
   if (thread != 0) return;
   for (int list = 0; list < kNumLists; ++list) {
     args.counts->items[list] = static_cast<std::int32_t>(items_before(shared, 0, list));

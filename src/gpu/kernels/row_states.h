@@ -126,6 +126,7 @@ QUIRE_DEVICE void merge_row(const AttendArgs& args, const Item& item, int row, i
       const int num_left = num_states - begin;
       const int count = num_left < space.capacity ? num_left : space.capacity;
       const std::int64_t begin_row = first_row + begin * split_stride;
+      sync_team();  // what was read there before has been
       const float* values = args.partial_values + begin_row * args.value_stride + dim;
       QUIRE_NO_UNROLL
       for (int i = 0; i < count; ++i) {
