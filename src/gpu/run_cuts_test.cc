@@ -95,6 +95,16 @@ TEST(RunCuts, FewItemsGetARunEach) {
   EXPECT_THAT(cut(equal_units(2, 3, 100, 100), 264), testing::ElementsAre(0, 1, 2, 3, 4, 5, 6));
 }
 
+// A list whose kernel takes items one by one: no share of nothing is computed.
+TEST(RunCuts, ThereAreNoneIfNobodyAsks) {
+  for (const Units& units : {equal_units(1, 1, 576, 576), equal_units(8, 16, 576, 100)}) {
+    const RunCuts cuts = cut_runs(totals(units), per_unit(units), 0);
+    EXPECT_EQ(cuts.num_runs, 0);
+    EXPECT_EQ(cuts.items_per_run, 0);
+  }
+  EXPECT_EQ(cut_runs({}, 0, 0).num_runs, 0);
+}
+
 TEST(RunCuts, RunsOfEqualUnitsEndWithThem) {
   // 256 runs of a unit each, where 264 would cut almost every unit.
   EXPECT_THAT(lengths(cut(equal_units(256, 16, 576, 576), 264)), testing::Each(16));

@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/check.h"
 #include "conformance/case_list.h"
 #include "conformance/run.h"
 
@@ -77,15 +78,23 @@ constexpr std::string_view kWideCases[] = {
     "cache/append/f8e4m3_token_head_from_f32",
 };
 
+Case find_case(const std::vector<Case>& cases, std::string_view name) {
+  const auto found =
+      std::find_if(cases.begin(), cases.end(), [name](const Case& c) { return c.name == name; });
+  require(found != cases.end(), "no case is named ", name);
+  return *found;
+}
+
+void expect_passes(AttentionBackend& backend, const Case& c) {
+  const CaseResult result = conformance::run_case(backend, c);
+  EXPECT_TRUE(result.status == CaseStatus::kPassed) << c.name << ": " << result.reason;
+}
+
 void expect_passes(const EmulatedGpuOptions& options, std::span<const std::string_view> names) {
   const std::unique_ptr<AttentionBackend> backend = make_emulated_gpu(options);
   const std::vector<Case> cases = conformance::all_cases();
   for (const std::string_view name : names) {
-    const auto found =
-        std::find_if(cases.begin(), cases.end(), [name](const Case& c) { return c.name == name; });
-    ASSERT_NE(found, cases.end()) << "no case is named " << name;
-    const CaseResult result = conformance::run_case(*backend, *found);
-    EXPECT_TRUE(result.status == CaseStatus::kPassed) << name << ": " << result.reason;
+    expect_passes(*backend, find_case(cases, name));
   }
 }
 
@@ -100,6 +109,15 @@ TEST(EmulatedGpu, PassesWithWideWarpsInShuffledOrder) {
 // What does not fit such a device is computed by the kernel that needs none.
 TEST(EmulatedGpu, PassesWithLittleSharedMemory) {
   expect_passes({.shared_bytes = 64 * 1024}, kWideCases);
+}
+
+// f32 has no kernel that takes items in runs, also where there are more of them than thread blocks.
+TEST(EmulatedGpu, PassesSplitDecodesOfF32) {
+  Case c = find_case(conformance::all_cases(), "decode/types/f32_f32");
+  c.name = "decode/types/f32_f32_split";
+  c.sequences = {{1, 1500}};
+  const std::unique_ptr<AttentionBackend> backend = make_emulated_gpu();
+  expect_passes(*backend, c);
 }
 
 }  // namespace
