@@ -210,6 +210,25 @@ TEST(EmulatedPlan, ASequenceOutOfBoundsGetsNoItemsAndOthersDo) {
   }
 }
 
+// The host is told of the one that stands first, whichever thread comes last.
+TEST(EmulatedPlan, OfManyFaultsTheFirstIsTold) {
+  const PlannedBatch batch = make_batch(Mix::kShortQueries, 300);
+  PlannedBatch wrong = batch;
+  PlannedBatch without = batch;
+  for (const std::size_t sequence : {std::size_t{40}, std::size_t{41}, std::size_t{200}}) {
+    wrong.lens[sequence] = -1;
+    without.ends[sequence] = without.begins[sequence];
+  }
+  const PlanSpec spec = tested_plan_spec(Splits::kMany);
+  const std::uint64_t first = fault_code(Fault::kKvLen, 40, -1);
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    DevicePlan plan(spec, plan_on_host(spec, without).totals(), {7, 5});
+    ASSERT_NO_THROW(plan.run(wrong, {.num_blocks = 2, .seed = seed}));
+    EXPECT_EQ(plan.counts().fault, first);
+    EXPECT_EQ(plan.host_fault(), first);
+  }
+}
+
 TEST(EmulatedPlan, TooLittleRoomIsAFault) {
   const PlanSpec spec = tested_plan_spec(Splits::kMany);
   const PlannedBatch batch = make_batch(Mix::kWithPrefill, 40);

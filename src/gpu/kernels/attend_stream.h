@@ -490,14 +490,14 @@ QUIRE_DEVICE void prefetch_run(const AttendArgs& args) {
   const int end = load_shared_by_blocks(&start->item.key_end);
   const int head = load_shared_by_blocks(&start->item.kv_head);
   const std::int64_t block = load_shared_by_blocks(&start->ids[id]);
-  const int key = (begin & -kFirstIdKeys) + id * kKeysPerId;
+  const std::int64_t key = std::int64_t{begin & -kFirstIdKeys} + id * kKeysPerId;
   // One branch, so that all loads are under way at once.
   const bool is_there = (head >= 0) & (head < args.num_kv_heads) & (block >= 0) &
                         (block < cache.num_blocks) & (key + kKeysPerId > begin) & (key < end);
   if (!is_there) return;
   const bool is_k = thread_index() % 2 == 0;
   const KvStrides& strides = is_k ? cache.k_strides : cache.v_strides;
-  const int token = key & ((1 << args.block_shift) - 1);
+  const std::int64_t token = key & ((1 << args.block_shift) - 1);
   prefetch_bytes(static_cast<const Stored*>(is_k ? cache.k : cache.v) +
                      strided_offset(strides, block, head, token),
                  kPieceBytes);

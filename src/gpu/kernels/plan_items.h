@@ -68,7 +68,8 @@ struct PlanShared {
   int num_unlike[kNumRunLists];  // sequences of a list that are not like it
 };
 
-// Notes the fault that stands first; a later one loses.
+// Notes the fault that stands first; a later one loses. The host may be told of another one if
+// there are several.
 QUIRE_DEVICE void report_fault(PlanCounts* counts, std::uint64_t* host_fault, std::uint64_t code) {
   if (code < atomic_min(&counts->fault, code) && host_fault != nullptr) *host_fault = code;
 }
@@ -94,7 +95,7 @@ QUIRE_DEVICE std::uint64_t fault_of_lengths(const BatchView& batch, const BatchB
 QUIRE_DEVICE_RARE SequencePlan plan_checked(const PlanArgs& args, std::int64_t s) {
   const std::uint64_t fault = fault_of_lengths(args.batch, args.bounds, s);
   if (fault == kNoFault) return plan_sequence(args.spec, sequence_view(args.batch, s));
-  if (block_index() == 0) report_fault(args.counts, args.host_fault, fault);
+  if (block_index() == 0) atomic_min(&args.counts->fault, fault);
   return SequencePlan{};
 }
 
@@ -402,7 +403,7 @@ QUIRE_DEVICE void plan_items(const PlanArgs& launch_args) {
                       total.partial_rows <= args.max_partial_rows;
     if (!fits) {
       if (block_index() == 0 && thread == 0) {
-        report_fault(args.counts, args.host_fault, fault_code(Fault::kTotal, first, total.items));
+        atomic_min(&args.counts->fault, fault_code(Fault::kTotal, first, total.items));
       }
       is_whole = false;  // nothing of this round, and nothing after it
       break;
@@ -430,7 +431,10 @@ QUIRE_DEVICE void plan_items(const PlanArgs& launch_args) {
   if (block_index() != 0) return;
   // Of a plan with this fault, other thread blocks may be writing runs; attend asks for none.
   if (is_whole) end_runs(args, all);
+  sync_block();  // all have told of their faults
   if (thread != 0) return;
+  const std::uint64_t fault = atomic_min(&args.counts->fault, kNoFault);
+  if (fault != kNoFault && args.host_fault != nullptr) *args.host_fault = fault;
   for (int list = 0; list < kNumLists; ++list) {
     args.counts->items[list] = static_cast<std::int32_t>(items_before(shared, 0, list));
     args.counts->next[list] = 0;
