@@ -61,8 +61,8 @@ ThreadPool::ThreadPool(int num_threads, std::span<const int> cpus)
   QUIRE_CHECK(num_threads >= 1);
   require_cpus(cpus);
   try {
-    places_.reset(new Place[static_cast<std::size_t>(num_threads)]);
-    parking_.reset(new ParkingLine[static_cast<std::size_t>(num_threads) / 16 + 1]);
+    places_ = std::make_unique<Place[]>(static_cast<std::size_t>(num_threads));
+    parking_ = std::make_unique<ParkingLine[]>(static_cast<std::size_t>(num_threads) / 16 + 1);
     threads_.reserve(static_cast<std::size_t>(num_threads) - 1);
     for (int i = 1; i < num_threads; ++i) {
       threads_.emplace_back([this, i] { thread_main(i); });

@@ -28,10 +28,11 @@ class ScoresOfChunk {
   std::int64_t score_stride() const noexcept { return cpu::score_stride<float>(chunk_->width); }
   std::int64_t weight_stride() const noexcept { return weight_stride(chunk_->width, per_token_); }
   static constexpr std::int64_t weight_stride(std::int64_t width, bool per_token) noexcept {
-    using A = typename Ops::A;
-    constexpr auto kInScore = static_cast<std::int64_t>(sizeof(float) / sizeof(A));
-    return weights_in_place(per_token) ? cpu::score_stride<float>(width) * kInScore
-                                       : cpu::score_stride<A>(width);
+    constexpr std::int64_t kScoreBytes = sizeof(float);
+    constexpr std::int64_t kWeightBytes = sizeof(typename Ops::A);
+    return weights_in_place(per_token)
+               ? cpu::score_stride<float>(width) * kScoreBytes / kWeightBytes
+               : cpu::score_stride<typename Ops::A>(width);
   }
   // Weights take the place of their scores, which a near cache still holds, unless they need more.
   static constexpr bool weights_in_place(bool per_token) noexcept {
