@@ -143,7 +143,12 @@ struct TensorAppend {
       store_line(line, encode_dims(from + d, dims - d, by));
       const std::int64_t count = std::min(kLineElements<T>, dims - d);
       for (std::int64_t i = 0; i < count; i += kTile, to += block_size * kTile) {
-        store_halves(to, line + i, upper);
+        if constexpr (kStoresHalves && sizeof(T) <= 2) {
+          store_halves(to, line + i, upper);
+        } else {
+          QUIRE_UNROLL
+          for (std::int64_t j = 0; j < kTile; ++j) to[2 * j + (upper ? 1 : 0)] = line[i + j];
+        }
       }
     }
   }

@@ -229,7 +229,7 @@ class StreamTeam {
       sync_team();  // the next load overwrites this stage
       stage = stage + 1 == Shape::kStages ? 0 : stage + 1;
     }
-    if (starts_next) let_next_grid_start();  // if there were fewer tiles than stages
+    if (starts_next) let_next_grid_start();  // a team may have no tile
     async_commit();  // ids of the next item, if there was no tile to come with
     async_wait<0>();
     rows_.finish();

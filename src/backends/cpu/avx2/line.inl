@@ -242,9 +242,5 @@ QUIRE_INLINE void pair_tokens(Line (&lines)[16]) noexcept {
   for (int i = 0; i < 16; ++i) lines[i] = out[i];
 }
 
-// 16 elements as the lower or upper halves of words whose other halves stay as they are.
-template <class T>
-QUIRE_INLINE void store_halves(T* words, const T* from, bool upper) noexcept {
-  QUIRE_UNROLL
-  for (int i = 0; i < 16; ++i) words[2 * i + (upper ? 1 : 0)] = from[i];
-}
+// There is no store of every other element (store_halves).
+inline constexpr bool kStoresHalves = false;

@@ -206,12 +206,12 @@ QUIRE_INLINE void store_halves(T* words, const T* from, bool upper) noexcept {
     const __m512i low = _mm512_cvtepu16_epi32(x);
     _mm512_mask_storeu_epi16(words, upper ? 0xaaaaaaaaU : 0x55555555U,
                              upper ? _mm512_slli_epi32(low, 16) : low);
-  } else if constexpr (sizeof(T) == 1) {
+  } else {
+    static_assert(sizeof(T) == 1);
     const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
     const __m256i low = _mm256_cvtepu8_epi16(x);
     _mm256_mask_storeu_epi8(words, upper ? 0xaaaaaaaaU : 0x55555555U,
                             upper ? _mm256_slli_epi16(low, 8) : low);
-  } else {
-    for (int i = 0; i < 16; ++i) words[2 * i + (upper ? 1 : 0)] = from[i];
   }
 }
+inline constexpr bool kStoresHalves = true;
