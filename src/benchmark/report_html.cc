@@ -13,7 +13,6 @@ namespace quire::benchmark {
 namespace {
 
 constexpr double kGiga = 1e9;
-constexpr int kNumColours = 8;
 
 constexpr const char* kHead = R"(<!doctype html>
 <html lang="en">
@@ -29,7 +28,7 @@ constexpr const char* kHead = R"(<!doctype html>
   :root { --page: #15171a; --ink: #e6e8ea; --soft: #9aa1a9; --rule: #33383e; --track: #23272c;
     --c0: #5aa9ea; --c1: #f0924e; --c2: #5cc27e; --c3: #b48ae6; --c4: #e0b440; --c5: #ee7793;
     --c6: #4fc1c9; --c7: #a3a9b0; } }
-body { margin: 0 auto; padding: 24px 20px 60px; max-width: 900px; background: var(--page);
+body { margin: 0 auto; padding: 24px 20px 60px; max-width: 960px; background: var(--page);
   color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 24px; margin: 0; } h2 { font-size: 17px; margin: 36px 0 8px; }
 p { margin: 4px 0 12px; color: var(--soft); }
@@ -44,14 +43,15 @@ th { color: var(--soft); } td.n { text-align: right; }
 .case { border-top: 1px solid var(--rule); padding: 8px 0 10px; }
 .case b { font-weight: 600; }
 .case .note { color: var(--soft); font-size: 13px; }
-.bar { display: grid; grid-template-columns: 150px 1fr 62px 300px; gap: 10px; align-items: center;
-  font-variant-numeric: tabular-nums; font-size: 13px; }
+.bar { display: grid; grid-template-columns: 170px 1fr 62px 372px; gap: 0 10px; align-items: center;
+  font-variant-numeric: tabular-nums; font-size: 13px; white-space: nowrap; }
+.date { white-space: nowrap; }
 .bar .track { background: var(--track); height: 12px; border-radius: 3px; overflow: hidden; }
 .bar .fill { height: 12px; border-radius: 3px; }
 .bar .share { text-align: right; }
 .bar .rate { color: var(--soft); }
-@media (max-width: 640px) { .bar { grid-template-columns: 90px 1fr 56px; }
-  .bar .rate { grid-column: 1 / -1; } }
+@media (max-width: 800px) { .bar { grid-template-columns: 170px 1fr 56px; }
+  .bar .rate { grid-column: 1 / -1; margin-bottom: 4px; } }
 )";
 
 // Colours of points and bars, by candidate.
@@ -86,7 +86,8 @@ int colour_of(const std::vector<std::string>& candidates, const Result& result) 
 std::string header(const Report& report) {
   const Machine& machine = report.machine;
   std::string text = fmt::format(
-      "<h1>quire bench</h1>\n<p>quire {}, {}, {} CPUs, last-level cache {} MiB, {}, {}, {}</p>\n",
+      "<h1>quire bench</h1>\n<p>quire {}, {}, {} CPUs, last-level cache {} MiB, {}, {}, "
+      "<span class=\"date\">{}</span></p>\n",
       version(), escape_html(machine.cpu.model), machine.cpu.num_cpus,
       machine.last_level_cache_bytes >> 20, escape_html(machine.kernel),
       escape_html(machine.compiler), machine.date);
@@ -157,21 +158,23 @@ std::string bar(const Result& result, const std::vector<std::string>& candidates
   }
   const double share = 100 * result.share_of_ceiling;
   const bool by_bytes = result.is_bound_by_bytes();
+  const bool is_first = result.ratio_to_first == 1;  // exactly
+  const std::string ratio = is_first ? "" : fmt::format(", {:.2f}x", result.ratio_to_first);
   return fmt::format(
       "<div class=\"bar\"><span>{}</span><div class=\"track\"><div class=\"fill c{}\" "
       "style=\"width:{:.1f}%\"></div></div><span class=\"share\">{:.1f} %</span>"
-      "<span class=\"rate\">of {}; {}, {:.1f} {}</span></div>\n",
+      "<span class=\"rate\">of {}; {}, {:.1f} {}{}</span></div>\n",
       escape_html(name), colour_of(candidates, result), std::min(share, 100.0), share,
       escape_html(ceiling_text(result)), time_text(result.typical_seconds()),
       (by_bytes ? result.bytes_per_second : result.flops_per_second) / kGiga,
-      by_bytes ? "GB/s" : "GFLOP/s");
+      by_bytes ? "GB/s" : "GFLOP/s", ratio);
 }
 
 std::string bars(const Report& report, const std::vector<std::string>& candidates) {
   std::string text =
       "<h2>Share of the ceiling</h2>\n<p>Median over the rounds of the time that the ceiling "
       "allows over the time taken, both of one round. Times are the best of all rounds, those of "
-      "devices the median.</p>\n";
+      "devices the median; 2.00x: twice the time of the first, the median over the rounds.</p>\n";
   for (std::size_t i = 0; i < report.results.size(); ++i) {
     const Result& result = report.results[i];
     const bool begins = i == 0 || report.results[i - 1].name != result.name;

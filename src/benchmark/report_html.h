@@ -11,6 +11,9 @@ namespace quire::benchmark {
 
 std::string html_page(const Report& report);
 
+// Of candidates; with more of them they begin again.
+inline constexpr int kNumColours = 8;
+
 // Text with the characters that HTML reserves replaced.
 std::string escape_html(const std::string& text);
 

@@ -123,8 +123,9 @@ class Plot {
 
   void draw_points(const std::vector<std::string>& candidates) {
     for (const Result* result : results_) {
-      const auto index =
-          std::find(candidates.begin(), candidates.end(), result->candidate()) - candidates.begin();
+      const auto index = (std::find(candidates.begin(), candidates.end(), result->candidate()) -
+                          candidates.begin()) %
+                         kNumColours;
       add("<circle class=\"c{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"4.5\"><title>{}, {}: {:.1f} "
           "GFLOP/s, {:.1f} GB/s, {:.1f} % of {}</title></circle>\n",
           index, x_.at(std::log2(intensity(*result))), y_.at(std::log10(result->flops_per_second)),
