@@ -9,6 +9,7 @@ inline void score_along_dims(const float* q, std::int64_t q_stride, std::int64_t
                              const T* const* rows, std::int64_t width, std::int64_t dims, float* s,
                              std::int64_t s_stride, PrefetchWalk& ahead) noexcept {
   constexpr int kKeys = 4;
+  constexpr auto kFetchBytes = static_cast<int>(kKeys * kLanes * sizeof(T));  // as much as is read
   const auto block = [&]<int kRows>(std::int64_t r) {
     for (std::int64_t first = 0; first < width; first += kLanes) {
       Vec lanes[kRows][kLanes];
@@ -24,8 +25,11 @@ inline void score_along_dims(const float* q, std::int64_t q_stride, std::int64_t
           Vec x[kKeys];
           QUIRE_UNROLL
           for (int k = 0; k < kKeys; ++k) x[k] = load_row(keys[k] + d);
-          ahead.step();
-          ahead.step();
+          if constexpr (kFetchBytes >= 64) {
+            ahead.steps<kFetchBytes / 64>();
+          } else if (d / kLanes % (64 / kFetchBytes) == 0) {
+            ahead.step();
+          }
           QUIRE_UNROLL
           for (int i = 0; i < kRows; ++i) {
             const Vec factor = load(q + (r + i) * q_stride + d);

@@ -7,15 +7,18 @@
 //   num_segments        runs of `pairs` steps
 //   at<n>(segment, vector).load(v, pair)     Ops::Pair of columns vector + v, step `pair`
 //   kReadOften          is it read again for other rows?
+//   kFetchBytes         of what is read next, to fetch with a vector of a step
 // Ops says what A holds and how a step is multiplied, in kHalves parts: operand<half>(pair) and
 // broadcast<half>(a) go into one madd. F32 has two, each one fused multiply-add; the columns of one
 // are loaded after those of the other are done with, or the accumulators would not stay in
 // registers.
 
-// Of one block: kRows x kVectors accumulators in registers. Fetches kFetch lines of what is read
-// next at every step: as much as is read where B lies in the cache; from a panel, which is read
-// many times, the first blocks of rows fetch everything and the others nothing.
-template <class Ops, int kRows, int kVectors, int kFetch, class B>
+// Of one block: kRows x kVectors accumulators in registers. Fetches kFetchBytes of what is read
+// next at every step, or in every n-th step a line. Where B lies in the cache that is as much as is
+// read: twice as much for half of the time took a quarter longer with AVX2, as loads that find
+// their line near wait behind those that do not. From a panel, which is read many times, the first
+// blocks of rows fetch everything and the others nothing.
+template <class Ops, int kRows, int kVectors, int kFetchBytes, class B>
 void multiply_block(const typename Ops::A* a, std::int64_t a_stride, const B& b,
                     std::int64_t vector, float* c, std::int64_t c_stride, bool from_zero,
                     PrefetchWalk& ahead) noexcept {
@@ -46,7 +49,11 @@ void multiply_block(const typename Ops::A* a, std::int64_t a_stride, const B& b,
       };
       multiply_half.template operator()<0>();
       if constexpr (Ops::kHalves == 2) multiply_half.template operator()<1>();
-      if constexpr (kFetch > 0) fetch.template step<kFetch>();
+      if constexpr (kFetchBytes >= 64) {
+        fetch.template step<kFetchBytes / 64>();
+      } else if constexpr (kFetchBytes > 0) {
+        if (pair % (64 / kFetchBytes) == 0) fetch.template step<1>();
+      }
     }
   }
   QUIRE_UNROLL
@@ -65,9 +72,9 @@ void multiply_columns(const typename Ops::A* a, std::int64_t a_stride, std::int6
   std::int64_t r = 0;
   const auto blocks_until = [&]<int kRows>(std::int64_t end) {
     for (; r + kRows <= end; r += kRows) {
-      const auto block = [&]<int kFetch>() {
-        multiply_block<Ops, kRows, kVectors, kFetch>(a + r * a_stride, a_stride, b, vector,
-                                                     c + r * c_stride, c_stride, from_zero, ahead);
+      const auto block = [&]<int kFetchBytes>() {
+        multiply_block<Ops, kRows, kVectors, kFetchBytes>(
+            a + r * a_stride, a_stride, b, vector, c + r * c_stride, c_stride, from_zero, ahead);
       };
       if constexpr (B::kReadOften) {
         if (ahead.done()) {
@@ -75,7 +82,7 @@ void multiply_columns(const typename Ops::A* a, std::int64_t a_stride, std::int6
           continue;
         }
       }
-      block.template operator()<kVectors>();
+      block.template operator()<kVectors * B::kFetchBytes>();
     }
   };
   // Two rows behind a large block go better with its six or eight as blocks of four.
@@ -116,6 +123,7 @@ struct PanelSource {
   std::int64_t pairs;
   static constexpr std::int64_t num_segments = 1;
   static constexpr bool kReadOften = true;
+  static constexpr int kFetchBytes = 64;
 
   struct Columns {
     const typename Ops::Panel* data;
@@ -141,6 +149,7 @@ struct TiledKeys {
   std::int64_t pairs;  // head_dim / 2
   static constexpr std::int64_t num_segments = 1;
   static constexpr bool kReadOften = false;
+  static constexpr int kFetchBytes = static_cast<int>(2 * kLanes * sizeof(T));
 
   template <int kVectors>
   struct Columns {
@@ -169,6 +178,7 @@ struct TiledValues {
   std::int64_t num_segments;
   static constexpr std::int64_t pairs = kPairTile / 2;
   static constexpr bool kReadOften = false;
+  static constexpr int kFetchBytes = static_cast<int>(2 * kLanes * sizeof(T));
 
   struct Columns {
     const T* first;
@@ -194,6 +204,7 @@ struct PlainValues {
   std::int64_t pairs;
   static constexpr std::int64_t num_segments = 1;
   static constexpr bool kReadOften = false;
+  static constexpr int kFetchBytes = static_cast<int>(2 * kLanes * sizeof(T));
 
   struct Columns {
     const T* const* rows;
