@@ -30,13 +30,16 @@ inline void add_rows(const AttendCall& call, const TensorView& tensor, const Wor
 // ahead. Chunks lie in `chunks`; one stays where it is until kKept others have followed.
 //
 // Many rows of one head wait for arithmetic, not for keys, which follow each other in a way that
-// the processor foresees; the rows themselves do not.
+// the processor foresees; the rows themselves do not. Nor is anything fetched for a short item
+// alone where a level says so.
 template <class Ops, int kKept, class AttendChunk>
 inline void for_chunks(const AttendCall& call, const WorkItem& item, const WorkItem* next,
                        PrefetchWalk& ahead, Chunk (&chunks)[kKept + 1],
                        AttendChunk&& attend_chunk) noexcept {
   const std::int64_t width = chunk_width<Ops>(item);
   const bool many_rows = item.rows.size() > kChunk / 2;
+  const bool fetches_keys =
+      !many_rows && (next != nullptr || item.keys.size() > Ops::kUnfetchedChunks * width);
   int current = 0;
   KeyRange keys = first_chunk(item.keys, width);
   if (!keys.empty()) locate(call, item.sequence, keys, width, chunks[current]);
@@ -46,7 +49,7 @@ inline void for_chunks(const AttendCall& call, const WorkItem& item, const WorkI
     ahead.clear();
     if (!left.empty()) {
       locate(call, item.sequence, first_chunk(left, width), width, chunks[following]);
-      if (!many_rows) ahead.add_chunk(call, chunks[following], item.kv_heads);
+      if (fetches_keys) ahead.add_chunk(call, chunks[following], item.kv_heads);
     } else {
       if (many_rows) {
         add_rows(call, call.output.out, item, ahead);

@@ -24,6 +24,7 @@ struct Bf16Dot : Bf16Base {
   }
   static constexpr bool kPipelined = false;
   static constexpr bool kWeightsInPlace = false;
+  static constexpr std::int64_t kUnfetchedChunks = 0;
 
   template <int kHalf>
   QUIRE_INLINE static Pair operand(Pair x) noexcept {
