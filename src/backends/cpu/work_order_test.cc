@@ -229,6 +229,21 @@ TEST(WorkOrder, TinyWorkStaysOnOneThread) {
   EXPECT_EQ(Ordered(make_spec(8, 2), {}, 64).order.num_parts, 0);
 }
 
+// A thread more for every kMinPartCost: 7.5 keys of 8 heads with groups of 4.
+TEST(WorkOrder, ShortWorkTakesFewThreads) {
+  const PlanSpec spec = make_spec(32, 8);
+  EXPECT_EQ(Ordered(spec, {{1, 8}}, 16).order.num_threads, 1);
+  EXPECT_EQ(Ordered(spec, {{1, 16}}, 16).order.num_threads, 2);
+  const Ordered few(spec, {{1, 32}}, 16);
+  EXPECT_EQ(few.order.num_threads, 4);
+  EXPECT_EQ(few.order.num_parts, 4);
+  EXPECT_TRUE(few.order.one_each());
+  EXPECT_EQ(few.order.num_worth_waking, 1);
+  EXPECT_EQ(Ordered(spec, {{1, 32}}, 3).order.num_threads, 3);
+  // A part for each head, not for each thread.
+  EXPECT_EQ(Ordered(spec, {{1, 128}}, 16).order.num_parts, 8);
+}
+
 TEST(WorkOrder, CostlyItemsComeFirst) {
   const Ordered x(make_spec(32, 8), {{1, 100}, {1, 1000}, {1, 90}, {512, 4096}, {1, 1000}}, 1);
   const std::vector<std::int32_t> order(x.order.sequences, x.order.sequences + 5);
