@@ -53,6 +53,8 @@ struct AppendVectors {
   std::int32_t lane_bits = 0;
   std::int32_t rows = 1;     // <= append_rows_in_flight
   bool sets_scales = false;  // one for each row
+  // Thread blocks that run at once: the first ones may begin while the last grid ends.
+  std::int32_t num_first_blocks = 0;
   std::int32_t num_columns = 0;
   std::int32_t num_k_columns = 0;
   std::int32_t columns_per_pass = 1;

@@ -33,7 +33,8 @@ auto fields(const Item& item) {
                     item.q_len, item.kv_len, item.merge, item.partial_row, item.table_begin);
 }
 
-// Items of many rows may change places within their sequence.
+// Items have other places in lists than in the plan: of many rows the longest come first, others
+// are dealt to runs.
 void sort_items(std::vector<Item>& items) {
   const auto place = [](const Item& item) {
     return std::tuple(item.sequence, item.kv_head, item.first_row, item.split);
@@ -48,10 +49,8 @@ void expect_lists(const DevicePlan& plan, const HostPlan& host) {
     std::vector<Item> got = plan.listed(list);
     std::vector<Item> want = host.lists[list];
     ASSERT_EQ(got.size(), want.size());
-    if (list >= kNumRunLists) {
-      sort_items(got);
-      sort_items(want);
-    }
+    sort_items(got);
+    sort_items(want);
     for (std::size_t i = 0; i < got.size(); ++i) {
       ASSERT_EQ(fields(got[i]), fields(want[i])) << "item " << i;
     }
@@ -65,6 +64,23 @@ void expect_start(const RunStart& start, const Item& first, const PlannedBatch& 
     const int key = first_key + i * gpu::kKeysPerId;
     const bool has_keys = key < first.key_end && key + gpu::kKeysPerId > first.key_begin;
     EXPECT_EQ(start.ids[i], has_keys ? batch.id_of_keys(first.sequence, key) : 0) << "id " << i;
+  }
+}
+
+// A run has the splits of a unit one after another: a thread block folds them as they come.
+void expect_units_in_order(const std::vector<Item>& items, const std::vector<std::int32_t>& runs) {
+  for (std::size_t run = 0; run + 1 < runs.size(); ++run) {
+    for (std::int32_t i = runs[run] + 1; i < runs[run + 1]; ++i) {
+      const Item& item = items[static_cast<std::size_t>(i)];
+      const Item& last = items[static_cast<std::size_t>(i) - 1];
+      if (item.split == 0) {
+        EXPECT_EQ(last.split + 1, last.num_splits) << "item " << i;
+      } else {
+        EXPECT_EQ(std::tuple(item.sequence, item.kv_head, item.split),
+                  std::tuple(last.sequence, last.kv_head, last.split + 1))
+            << "item " << i;
+      }
+    }
   }
 }
 
@@ -102,6 +118,7 @@ void expect_runs(const DevicePlan& plan, const PlannedBatch& batch) {
       const Item first = has_items ? items[static_cast<std::size_t>(runs[run])] : Item{};
       expect_start(plan.start(list, run), first, batch);
     }
+    expect_units_in_order(items, runs);
     expect_fair_runs(items, runs);
   }
 }

@@ -301,9 +301,13 @@ class GpuBackend final : public AttentionBackend {
     args.new_kv = new_kv;
     args.cache = cache;
     if (args.vectors.num_items > 0) {
-      launch({.kind = args.vectors.sets_scales ? KernelKind::kAppendScaled
-                                               : KernelKind::kAppendVectors},
-             fill_device(args.vectors.num_items, kShortBlocksPerProcessor), args, stream);
+      const KernelId kernel{.kind = args.vectors.sets_scales ? KernelKind::kAppendScaled
+                                                             : KernelKind::kAppendVectors};
+      if (runtime_->overlaps_grids()) {
+        args.vectors.num_first_blocks =
+            runtime_->num_processors() * runtime_->blocks_per_processor(kernel);
+      }
+      launch(kernel, fill_device(args.vectors.num_items, kShortBlocksPerProcessor), args, stream);
     } else {
       launch({.kind = KernelKind::kAppendRows}, fill_device(ceil_div(rows, 8), 8), args, stream);
     }

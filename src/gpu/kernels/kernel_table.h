@@ -53,6 +53,7 @@ struct AppendVectorsKernel : KernelDefaults {
   static constexpr int kThreads = kAppendThreads;
   static constexpr int kSharedBytes = 0;
   static constexpr int kMinBlocks = 5;
+  QUIRE_DEVICE static void prefetch(const Args& args) { prefetch_append<kSetsScales>(args); }
   QUIRE_DEVICE static void run(const Args& args) { append_vectors<kSetsScales>(args); }
 };
 struct CopyBlocksKernel : KernelDefaults {

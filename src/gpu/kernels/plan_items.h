@@ -257,16 +257,17 @@ QUIRE_DEVICE void find_first_ids(const PlanArgs& args, const PlanShared& shared)
   }
 }
 
-// Notes the runs that begin with item `index` of a list, which costs what lies between `before` and
-// `after`.
-QUIRE_DEVICE void note_runs(PlanShared& shared, int list, std::int64_t index, const Item& item,
-                            std::int64_t before, std::int64_t after, const ListSummary& all) {
+// Notes the runs that begin with item `index` of a list, which lies at `place` and costs what lies
+// between `before` and `after`.
+QUIRE_DEVICE void note_runs(PlanShared& shared, int list, std::int64_t index, std::int64_t place,
+                            const Item& item, std::int64_t before, std::int64_t after,
+                            const ListSummary& all) {
   const PlanArgs& args = shared.args;
   const IndexRange runs = runs_from(all.totals, all.cuts, index, before, after);
   if (runs.begin == runs.end) return;
   QUIRE_NO_UNROLL
   for (std::int64_t run = runs.begin; run < runs.end; ++run) {
-    args.runs[list][run] = static_cast<std::int32_t>(index);
+    args.runs[list][run] = static_cast<std::int32_t>(place);
     args.starts[list][run].item = item;
   }
   shared.notes[atomic_add(&shared.num_notes, 1)] = {list,
@@ -277,12 +278,12 @@ QUIRE_DEVICE void note_runs(PlanShared& shared, int list, std::int64_t index, co
                                                     item.table_begin};
 }
 
-// Where item `index` of a sequence lies among its items in the list. Those of many rows are taken
+// Where item `index` of a sequence of many rows lies among its items in the list. They are taken
 // one by one. They lie head by head in the plan, in each the longest first; where they differ much,
 // the longest of all heads come first, so that what is taken last is short.
-QUIRE_DEVICE std::int64_t place_in_list(const PlanSpec& spec, const SequencePlan& plan,
-                                        std::int64_t index, int list) {
-  if (list < kNumRunLists || plan.num_row_tiles == 1) return index;
+QUIRE_DEVICE std::int64_t place_among_many(const PlanSpec& spec, const SequencePlan& plan,
+                                           std::int64_t index) {
+  if (plan.num_row_tiles == 1) return index;
   const std::int64_t last_row = (plan.num_row_tiles - 1) * spec.params.row_tile;
   const std::int64_t longest = tile_keys(spec, plan, last_row).size();
   if (2 * tile_keys(spec, plan, 0).size() > longest) return index;
@@ -303,14 +304,19 @@ QUIRE_DEVICE void write_item(PlanShared& shared, const BatchPlan& round,
   const int list = list_of(args.spec, plan);
   const std::int64_t before = items_before(shared, static_cast<int>(t), list);
   const Item item = make_item(args, work, first_sequence + t, plan);
-  args.lists[list][before + place_in_list(args.spec, plan, index, list)] = item;
-  if (list >= kNumRunLists || args.num_runs[list] == 0) return;
+  if (list >= kNumRunLists) {
+    args.lists[list][before + place_among_many(args.spec, plan, index)] = item;
+    return;
+  }
+  const std::int64_t place = place_in_runs(all.list[list].cuts, before + index);
+  args.lists[list][place] = item;
+  if (args.num_runs[list] == 0) return;
   const KeyRange& span = shared.spans[t];
   const std::int64_t unit = quotient(index, plan.num_splits);
   const std::int64_t cost = shared.lists[t].list[list].cost +
                             unit * (span.size() + plan.num_splits * kItemKeys) +
                             (work.keys.begin - span.begin) + work.split * kItemKeys;
-  note_runs(shared, list, before + index, item, cost, cost + work.keys.size() + kItemKeys,
+  note_runs(shared, list, before + index, place, item, cost, cost + work.keys.size() + kItemKeys,
             all.list[list]);
 }
 
