@@ -163,6 +163,13 @@ QUIRE_DEVICE void async_copy16(void* shared, const void* source, bool valid) {
   if (valid) piece = *static_cast<const Piece*>(source);
   *static_cast<Piece*>(shared) = piece;
 }
+struct CachePolicy {};
+QUIRE_DEVICE CachePolicy cache_policy(bool /*goes_first*/) {
+  return {};
+}
+QUIRE_DEVICE void async_copy16(void* shared, const void* source, bool valid, CachePolicy) {
+  async_copy16(shared, source, valid);
+}
 QUIRE_DEVICE void async_copy4(void* shared, const void* source, bool valid) {
   std::uint32_t piece = 0;
   if (valid) piece = *static_cast<const std::uint32_t*>(source);

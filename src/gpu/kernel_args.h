@@ -126,6 +126,9 @@ struct AttendArgs {
   // kernel: tiles but for those at an end are runs of 16 whole rows.
   bool has_simple_tiles = false;
   bool has_equal_strides = false;  // K and V lie alike
+  // K and V are more than the cache that all processors share would hold until they are read again:
+  // they shall not drive out what is needed often, such as the plan, partial results and the code.
+  bool reads_keys_once = false;
   AttentionOutput output;
 
   const Item* items = nullptr;

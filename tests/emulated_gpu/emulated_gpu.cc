@@ -96,6 +96,7 @@ class EmulatedRuntime final : public gpu::GpuRuntime {
     return "warps of " + std::to_string(options_.warp_width);
   }
   int num_processors() const override { return options_.num_processors; }
+  std::int64_t cache_bytes() const override { return 1 << 16; }
   bool fits(const gpu::KernelId& kernel) override {
     return emulated_shared_bytes(kernel) <= options_.shared_bytes;
   }

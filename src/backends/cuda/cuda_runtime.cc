@@ -160,6 +160,7 @@ class CudaRuntime final : public GpuRuntime {
     return concat("sm_", properties_.major, properties_.minor);
   }
   int num_processors() const override { return properties_.multiProcessorCount; }
+  std::int64_t cache_bytes() const override { return properties_.l2CacheSize; }
 
   // Parts of compute capability 8.6, 8.9 and 12.0 have less shared memory than 8.0 and 9.0.
   bool fits(const KernelId& id) override {

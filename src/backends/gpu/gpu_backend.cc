@@ -42,6 +42,12 @@ bool has_simple_tiles(const AttentionSpec& spec, const AttendArgs& args) {
          spec.head_dim == padded_dims(spec);
 }
 
+// Of one token: K and V of all heads.
+std::int64_t key_bytes(const AttentionSpec& spec) {
+  const std::int64_t dims = spec.head_dim + (spec.kv.v_in_k ? 0 : spec.value_dim);
+  return dims * dtype_bytes(spec.kv.dtype) * spec.num_kv_heads;
+}
+
 PlanParams plan_params(const AttentionSpec& spec) {
   PlanParams params;
   params.kv_heads_per_item = 1;
@@ -50,10 +56,9 @@ PlanParams plan_params(const AttentionSpec& spec) {
   params.item_rows = params.row_tile;
   params.rows_per_key_read = 130;
   // Splits as long as those that are best for keys of 512 bytes, in bytes.
-  const std::int64_t dims = spec.head_dim + (spec.kv.v_in_k ? 0 : spec.value_dim);
-  const std::int64_t key_bytes = dims * dtype_bytes(spec.kv.dtype);
+  const std::int64_t head_bytes = key_bytes(spec) / spec.num_kv_heads;
   SplitRule& split = params.split;
-  const double longer = std::clamp(512.0 / static_cast<double>(key_bytes), 0.25, 4.0);
+  const double longer = std::clamp(512.0 / static_cast<double>(head_bytes), 0.25, 4.0);
   for (std::int64_t* keys : {&split.min_keys, &split.unsplit_keys, &split.merge_keys}) {
     *keys = static_cast<std::int64_t>(static_cast<double>(*keys) * longer);
   }
@@ -338,6 +343,10 @@ class GpuBackend final : public AttentionBackend {
     args.has_simple_tiles = has_simple_tiles(spec, args);
     args.has_equal_strides = source.cache.k_strides.block == source.cache.v_strides.block &&
                              source.cache.k_strides.token == source.cache.v_strides.token;
+    const bool is_captured = runtime_->is_capturing(stream);
+    args.reads_keys_once = key_bytes(spec) * (is_captured ? prepared.bounds().max_total_kv_len
+                                                          : prepared.facts().total_kv_len) >
+                           runtime_->cache_bytes() / 3 * 2;
     args.output = output;
     args.merge_counters = mine.at<std::int32_t>(mine.layout.merge_counters);
     args.fault = &mine.counts()->fault;
@@ -346,8 +355,8 @@ class GpuBackend final : public AttentionBackend {
     args.value_stride = value_stride(spec);
 
     // A graph may be replayed over any batch within the bounds.
-    const std::int64_t longest = runtime_->is_capturing(stream) ? prepared.bounds().longest_query()
-                                                                : prepared.facts().max_q_len;
+    const std::int64_t longest =
+        is_captured ? prepared.bounds().longest_query() : prepared.facts().max_q_len;
     // Lists that no batch within these bounds fills are not looked at.
     attend_lists(mine, args, static_cast<int>(item_list(spec.head_group())),
                  static_cast<int>(item_list(longest * spec.head_group())), stream);

@@ -53,6 +53,7 @@ class GpuRuntime {
   virtual std::string version() const = 0;       // of the device's software
   virtual std::string architecture() const = 0;  // "sm_90"
   virtual int num_processors() const = 0;
+  virtual std::int64_t cache_bytes() const = 0;  // of the cache that all processors share
   // Whether a block of this kernel fits: one that does not is never launched.
   virtual bool fits(const KernelId& kernel) = 0;
   // How many blocks of this kernel one processor holds at a time, at least 1.

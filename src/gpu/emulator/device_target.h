@@ -136,6 +136,14 @@ inline void async_copy16(void* shared, const void* source, bool valid,
                          simt::Site site = simt::Site::here()) {
   simt::copy_async(shared, source, 16, valid ? 16 : 0, site);
 }
+struct CachePolicy {};
+inline CachePolicy cache_policy(bool /*goes_first*/) {
+  return {};
+}
+inline void async_copy16(void* shared, const void* source, bool valid, CachePolicy,
+                         simt::Site site = simt::Site::here()) {
+  async_copy16(shared, source, valid, site);
+}
 inline void async_copy4(void* shared, const void* source, bool valid,
                         simt::Site site = simt::Site::here()) {
   simt::copy_async(shared, source, 4, valid ? 4 : 0, site);

@@ -33,6 +33,7 @@ namespace quire::gpu {
 template <int kGroups>
 inline constexpr bool kOverlapsNext = kGroups == 1;
 inline constexpr int kEarlyBytes = 64 * 1024;
+inline constexpr int kEarlyBytesOnce = 96 * 1024;  // where K and V are read once
 inline constexpr int kTilesLeft = 1;  // none: 1x8192 takes 3 % longer; four: most take 0.5 % longer
 
 // What the block shares besides the teams' memory.
@@ -482,11 +483,10 @@ QUIRE_DEVICE void prefetch_run(const AttendArgs& args) {
   if (!args.has_simple_tiles || !are_whole || cache.format.v_in_k) return;
   // A thread asks for the keys or the values of one block id.
   constexpr int kPieceBytes = kKeysPerId * KeyTile<Stored, kDims>::kRowBytes;
-  constexpr int kIds =
-      kEarlyBytes < 2 * kPieceBytes * kFirstIds ? kEarlyBytes / (2 * kPieceBytes) : kFirstIds;
-  static_assert(2 * kIds <= StreamShape<Stored, kDims, kGroups>::kThreads);
+  static_assert(2 * kFirstIds <= StreamShape<Stored, kDims, kGroups>::kThreads);
   const int id = thread_index() / 2;
-  if (id >= kIds) return;
+  const int early = args.reads_keys_once ? kEarlyBytesOnce : kEarlyBytes;
+  if (id >= kFirstIds || id * 2 * kPieceBytes >= early) return;
   const int begin = load_shared_by_blocks(&start->item.key_begin);
   const int end = load_shared_by_blocks(&start->item.key_end);
   const int head = load_shared_by_blocks(&start->item.kv_head);

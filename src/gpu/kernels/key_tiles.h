@@ -387,6 +387,7 @@ class TileLoader {
   QUIRE_DEVICE void copy_runs(const AttendArgs& args, int first_key, const std::int32_t* ids,
                               unsigned char* to, const Wanted& wanted) {
     const KvCacheView& cache = args.cache;
+    const CachePolicy policy = cache_policy(args.reads_keys_once);
     const std::int64_t k_step = kRowsPerCopy * kSize * cache.k_strides.token;
     const std::int64_t v_step = kRowsPerCopy * kSize * cache.v_strides.token;
     constexpr int kCopiesPerRun = kRun / kRowsPerCopy;
@@ -402,8 +403,8 @@ class TileLoader {
       for (int i = 0; i < kCopiesPerRun; ++i) {
         const int copy = run * kCopiesPerRun + i;
         const int row = copy * kRowsPerCopy + lane_row();
-        async_copy16(to + k_offset(copy), k_at, wanted(row));
-        async_copy16(to + v_offset(copy), v_at, wanted(~row));
+        async_copy16(to + k_offset(copy), k_at, wanted(row), policy);
+        async_copy16(to + v_offset(copy), v_at, wanted(~row), policy);
         k_at += k_step;
         v_at += v_step;
       }
@@ -456,6 +457,7 @@ class TileLoader {
                               unsigned char* to) const {
     const bool k_dims = 16 * lane_chunk() < args.cache.head_dim * kSize;
     const bool v_dims = 16 * lane_chunk() < args.cache.value_dim * kSize;
+    const CachePolicy policy = cache_policy(args.reads_keys_once);
     QUIRE_UNROLL
     for (int copy = 0; copy < kCopies; ++copy) {
       const int row = copy * kRowsPerCopy + lane_row();
@@ -463,8 +465,8 @@ class TileLoader {
       const std::int64_t v_row = kEqualStrides ? k_row : shuffle64(v_own, row);
       const bool k_wanted = (k_row != kNowhere) & k_dims;
       const bool v_wanted = (v_row != kNowhere) & v_dims;
-      async_copy16(to + k_offset(copy), k_lane_ + (k_wanted ? k_row : 0), k_wanted);
-      async_copy16(to + v_offset(copy), v_lane_ + (v_wanted ? v_row : 0), v_wanted);
+      async_copy16(to + k_offset(copy), k_lane_ + (k_wanted ? k_row : 0), k_wanted, policy);
+      async_copy16(to + v_offset(copy), v_lane_ + (v_wanted ? v_row : 0), v_wanted, policy);
     }
   }
 
