@@ -68,7 +68,7 @@ struct StreamShape {
   static constexpr int kWeights = kTeams + 4;
   static constexpr int kScratchBytes = Rows::kScratchBytes;
   // Ids of the tile that is loaded while tile i is attended to came with tile i - 1, or before.
-  using Loader = TileLoader<Stored, kDims, kTeams, kStages>;
+  using Loader = TileLoader<Stored, kDims, kTeams, kStages, true>;
   static constexpr int kTeamBytes = kRingBytes + kScratchBytes + 2 * Loader::kIdBytes;
   // The block loads the queries, rows of raw numbers with a gap that keeps lanes apart; where their
   // fragments do not fit the registers beside the values, these stay in shared memory.

@@ -43,7 +43,7 @@ struct TileShape {
   static_assert(tile_rows(kDims) * kDims * 4 <= kStages * kStageBytes);
   static constexpr int kScratchBytes = RowBlock<Stored, kDims, 1, Map>::kScratchBytes;  // of a team
   // Ids come with the tiles of the stage before, and lie in the slot of their stage.
-  using Loader = TileLoader<Stored, kDims, kTeams, kStages - 1>;
+  using Loader = TileLoader<Stored, kDims, kTeams, kStages - 1, false>;
   // What follows from the lane: registers that hold it through a loop would be spilled.
   using Lane = typename Loader::Lane;
   using Own = typename TileProducts<Stored, kDims, Map>::Own;

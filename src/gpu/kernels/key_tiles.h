@@ -189,7 +189,11 @@ struct KeyTile {
 //
 // Block ids of the table come the same way, kLead tiles before the tile that they are for: no
 // register is ever on its way from global memory, and nothing waits for one.
-template <class Stored, int kDims, int kStride, int kLead>
+//
+// kOwnPlace: the place in shared memory is the team's own. Only then a copy says how long its line
+// stays in the cache: of such a copy to a place that follows from the thread block alone, ptxas of
+// CUDA 13.0 makes an instruction that no processor knows.
+template <class Stored, int kDims, int kStride, int kLead, bool kOwnPlace>
 class TileLoader {
  public:
   using Tile = KeyTile<Stored, kDims>;
@@ -347,6 +351,15 @@ class TileLoader {
   static constexpr int kCopies = Tile::kKeys / kRowsPerCopy;
   static_assert(kRowsPerCopy >= 1 && kTeam % Tile::kChunks == 0);
 
+  QUIRE_DEVICE static void copy_chunk(void* to, const void* from, bool wanted,
+                                      const CachePolicy& policy) {
+    if constexpr (kOwnPlace) {
+      async_copy16(to, from, wanted, policy);
+    } else {
+      async_copy16(to, from, wanted);
+    }
+  }
+
   // In every copy a lane brings the same chunk of a row, kRowsPerCopy rows further on.
   QUIRE_DEVICE int lane_chunk() const { return lane_ % Tile::kChunks; }
   QUIRE_DEVICE int lane_row() const { return lane_ / Tile::kChunks; }
@@ -403,8 +416,8 @@ class TileLoader {
       for (int i = 0; i < kCopiesPerRun; ++i) {
         const int copy = run * kCopiesPerRun + i;
         const int row = copy * kRowsPerCopy + lane_row();
-        async_copy16(to + k_offset(copy), k_at, wanted(row), policy);
-        async_copy16(to + v_offset(copy), v_at, wanted(~row), policy);
+        copy_chunk(to + k_offset(copy), k_at, wanted(row), policy);
+        copy_chunk(to + v_offset(copy), v_at, wanted(~row), policy);
         k_at += k_step;
         v_at += v_step;
       }
@@ -465,8 +478,8 @@ class TileLoader {
       const std::int64_t v_row = kEqualStrides ? k_row : shuffle64(v_own, row);
       const bool k_wanted = (k_row != kNowhere) & k_dims;
       const bool v_wanted = (v_row != kNowhere) & v_dims;
-      async_copy16(to + k_offset(copy), k_lane_ + (k_wanted ? k_row : 0), k_wanted, policy);
-      async_copy16(to + v_offset(copy), v_lane_ + (v_wanted ? v_row : 0), v_wanted, policy);
+      copy_chunk(to + k_offset(copy), k_lane_ + (k_wanted ? k_row : 0), k_wanted, policy);
+      copy_chunk(to + v_offset(copy), v_lane_ + (v_wanted ? v_row : 0), v_wanted, policy);
     }
   }
 
