@@ -172,6 +172,13 @@ QUIRE_DEVICE void async_copy16(void* shared, const void* source, bool valid) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(source),
                "r"(bytes));
 }
+// The same for 4 bytes.
+QUIRE_DEVICE void async_copy4(void* shared, const void* source, bool valid) {
+  const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
+  const int bytes = valid ? 4 : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(source), "r"(bytes));
+}
+
 // What a copy says to the cache that all processors share: its line is the first to go, or nothing.
 // (evict_normal is not nothing: decode of 8,192 keys was 7 % slower with it than without a policy.)
 struct CachePolicy {
@@ -190,12 +197,6 @@ QUIRE_DEVICE void async_copy16(void* shared, const void* source, bool valid, Cac
   asm volatile(
       "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(to),
       "l"(source), "r"(bytes), "l"(policy.bits));
-}
-// The same for 4 bytes.
-QUIRE_DEVICE void async_copy4(void* shared, const void* source, bool valid) {
-  const auto to = static_cast<std::uint32_t>(__cvta_generic_to_shared(shared));
-  const int bytes = valid ? 4 : 0;
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(source), "r"(bytes));
 }
 QUIRE_DEVICE void async_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");

@@ -96,7 +96,7 @@ struct PlanArgs {
   std::int64_t max_merges = 0;        // room for counters
   std::int64_t max_partial_rows = 0;  // room for partial results
   Item* lists[kNumLists] = {};        // [max_items] each
-  // Items of the lists of few rows go to thread blocks in runs of equal cost: run r is the items
+  // Items of the lists of few rows go to thread blocks in runs (run_cuts.h): run r is the items
   // from runs[r] to runs[r + 1].
   std::int32_t* runs[kNumRunLists] = {};     // [num_runs + 1] each
   RunStart* starts[kNumRunLists] = {};       // [num_runs] each
@@ -126,9 +126,9 @@ struct AttendArgs {
   // kernel: tiles but for those at an end are runs of 16 whole rows.
   bool has_simple_tiles = false;
   bool has_equal_strides = false;  // K and V lie alike
-  // K and V are more than the cache that all processors share would hold until they are read again:
-  // they shall not drive out what is needed often, such as the plan, partial results and the code.
-  bool reads_keys_once = false;
+  // K and V are more than the cache that all processors share would hold until the next call: they
+  // shall not drive out what is needed often, such as the plan, partial results and the code.
+  bool keys_exceed_cache = false;
   AttentionOutput output;
 
   const Item* items = nullptr;

@@ -53,8 +53,6 @@ struct AppendVectors {
   std::int32_t lane_bits = 0;
   std::int32_t rows = 1;     // <= append_rows_in_flight
   bool sets_scales = false;  // one for each row
-  // Thread blocks that run at once: the first ones may begin while the last grid ends.
-  std::int32_t num_first_blocks = 0;
   std::int32_t num_columns = 0;
   std::int32_t num_k_columns = 0;
   std::int32_t columns_per_pass = 1;
@@ -69,6 +67,8 @@ struct AppendVectors {
 // Row i of new K and V goes to slot i.
 struct AppendArgs {
   AppendVectors vectors;
+  // Thread blocks of append_vectors that run at once: these may begin while the last grid ends.
+  std::int32_t num_resident_blocks = 0;
   ArrayView<std::int64_t> slots;
   std::int64_t num_slots = 0;
   PlanCounts* counts = nullptr;

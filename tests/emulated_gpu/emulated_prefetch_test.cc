@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <list>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "backends/gpu/transfer_plan.h"
 #include "emulated_gpu/emulated_kernels.h"
 #include "gpu/emulator/launch.h"
 #include "gpu/kernel_args.h"
@@ -38,6 +40,7 @@ struct CacheShape {
   int dims = 64;
   int block_size = 32;
   Strides strides = Strides::kAlike;
+  bool exceeds_cache = false;  // then more is fetched
 };
 
 struct alignas(16) Sixteen {
@@ -66,6 +69,7 @@ class EarlyFetch {
     args_.block_shift = std::countr_zero(static_cast<unsigned>(shape.block_size));
     args_.has_simple_tiles = true;
     args_.ends_call = true;
+    args_.keys_exceed_cache = shape.exceeds_cache;
     args_.starts = starts_.data();
     args_.runs = runs_.data();
     place_cache();
@@ -145,7 +149,8 @@ class EarlyFetch {
 void expect_within_cache(const CacheShape& shape) {
   SCOPED_TRACE(std::string(dtype_name(shape.dtype)) + ", " + std::to_string(shape.dims) +
                " dims, blocks of " + std::to_string(shape.block_size) + ", strides " +
-               std::to_string(static_cast<int>(shape.strides)));
+               std::to_string(static_cast<int>(shape.strides)) + ", exceeds cache " +
+               std::to_string(static_cast<int>(shape.exceeds_cache)));
   EarlyFetch early(shape);
   for (const std::int32_t most_id : {0, kNumBlocks - 1, kNumBlocks, 100, kMost}) {
     early.fill_starts(most_id);
@@ -165,7 +170,9 @@ TEST(EmulatedPrefetch, StaysWithinTheCacheWhateverThePlanHolds) {
     for (const int dims : {64, 128, 256}) {
       for (const int block_size : {16, 32, 128}) {
         for (const Strides strides : kEveryStrides) {
-          expect_within_cache({dtype, dims, block_size, strides});
+          for (const bool exceeds_cache : {false, true}) {
+            expect_within_cache({dtype, dims, block_size, strides, exceeds_cache});
+          }
         }
       }
     }
@@ -180,6 +187,90 @@ TEST(EmulatedPrefetch, IsSeenOutsideTheCache) {
     early.pretend_num_blocks(kNumBlocks + 1);
     EXPECT_THROW(early.launch(), simt::KernelFault);
   }
+}
+
+// New K and V of random shapes and strides: heads and tokens may lie backwards, in each other's
+// places, or all at one.
+class EarlyAppend {
+ public:
+  explicit EarlyAppend(unsigned seed) : random_(seed) {
+    cache_.num_kv_heads = pick({1, 2, 3, 8, 17});
+    cache_.head_dim = pick({8, 24, 64, 72, 128, 576});
+    cache_.value_dim = pick({8, 16, 64, 128, 512});
+    cache_.num_blocks = 4;
+    cache_.k_strides = cache_.v_strides = {1 << 20, 1024, 64};
+    const bool sets_scales = pick({0, 0, 1}) == 1;
+    cache_.format.dtype = sets_scales || pick({0, 1}) == 1 ? DType::kF8E4M3 : DType::kBF16;
+    cache_.format.scales = sets_scales ? ScaleGranularity::kPerTokenHead : ScaleGranularity::kNone;
+    cache_.format.block_size = 16;
+    cache_.format.v_in_k = pick({0, 0, 0, 1}) == 1;
+    const int num_tokens = pick({1, 2, 3, 31, 70, 257});
+    new_kv_.k = make_tensor(num_tokens, cache_.head_dim, "k");
+    if (!cache_.format.v_in_k) new_kv_.v = make_tensor(num_tokens, cache_.value_dim, "v");
+    slots_.assign(static_cast<std::size_t>(num_tokens), 0);
+    seen_.emplace_back(slots_.data(), sizeof(slots_[0]) * slots_.size(), "slots",
+                       simt::Access::kReadOnly);
+  }
+
+  // False: these rows are not taken in chunks.
+  bool launch() {
+    gpu::AppendArgs args;
+    args.slots = slots_;
+    args.vectors = gpu::plan_append(new_kv_, cache_, args.slots, pick({1, 4, 132}));
+    if (args.vectors.num_items == 0) return false;
+    args.num_resident_blocks = pick({1, 2, 1'000'000});
+    args.new_kv = new_kv_;
+    args.cache = cache_;
+    const auto kind =
+        args.vectors.sets_scales ? gpu::KernelKind::kAppendScaled : gpu::KernelKind::kAppendVectors;
+    const int num_blocks = std::min(args.vectors.num_items, pick({1, 3, 40}));
+    launch_emulated({.kind = kind}, {.num_blocks = num_blocks, .only_prefetch = true}, &args);
+    return true;
+  }
+
+ private:
+  int pick(std::initializer_list<int> of) { return *(of.begin() + random_() % of.size()); }
+
+  // In memory that ends where it does.
+  TensorView make_tensor(std::int64_t num_tokens, std::int64_t dims, const char* name) {
+    const std::int64_t heads = cache_.num_kv_heads;
+    std::int64_t head = pick({0, 1, 1, -1, 2}) * dims;
+    std::int64_t token = pick({0, 1, 1, -1, 3}) * (heads * std::abs(head) + 8 * pick({0, 1, 5}));
+    if (pick({0, 0, 0, 1}) == 1) {
+      head = num_tokens * dims;
+      token = dims;
+    }
+    const std::int64_t ends[] = {token * (num_tokens - 1), head * (heads - 1)};
+    std::int64_t low = 0;
+    std::int64_t high = dims;
+    for (const std::int64_t end : ends) (end < 0 ? low : high) += end;
+    auto& memory = memory_.emplace_back(static_cast<std::size_t>(high - low) / 8);
+    seen_.emplace_back(memory.data(), sizeof(Sixteen) * memory.size(), name,
+                       simt::Access::kReadOnly);
+    TensorView view;
+    view.data = reinterpret_cast<const std::uint16_t*>(memory.data()) - low;
+    view.dtype = DType::kBF16;
+    view.rank = 3;
+    view.shape = {num_tokens, heads, dims};
+    view.strides = {token, head, 1};
+    return view;
+  }
+
+  std::minstd_rand random_;
+  KvCacheView cache_;
+  NewKv new_kv_;
+  std::list<std::vector<Sixteen>> memory_;
+  std::vector<std::int64_t> slots_;
+  std::list<simt::GlobalBuffer> seen_;
+};
+
+TEST(EmulatedPrefetch, OfAppendStaysWithinItsRows) {
+  int num_taken = 0;
+  for (unsigned seed = 1; seed <= 300; ++seed) {
+    EarlyAppend early(seed);
+    EXPECT_NO_THROW(num_taken += early.launch() ? 1 : 0) << "seed " << seed;
+  }
+  EXPECT_GT(num_taken, 100);
 }
 
 }  // namespace

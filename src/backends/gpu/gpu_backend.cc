@@ -42,10 +42,10 @@ bool has_simple_tiles(const AttentionSpec& spec, const AttendArgs& args) {
          spec.head_dim == padded_dims(spec);
 }
 
-// Of one token: K and V of all heads.
-std::int64_t key_bytes(const AttentionSpec& spec) {
+// K and V of one token and head.
+std::int64_t head_bytes(const AttentionSpec& spec) {
   const std::int64_t dims = spec.head_dim + (spec.kv.v_in_k ? 0 : spec.value_dim);
-  return dims * dtype_bytes(spec.kv.dtype) * spec.num_kv_heads;
+  return dims * dtype_bytes(spec.kv.dtype);
 }
 
 PlanParams plan_params(const AttentionSpec& spec) {
@@ -56,9 +56,8 @@ PlanParams plan_params(const AttentionSpec& spec) {
   params.item_rows = params.row_tile;
   params.rows_per_key_read = 130;
   // Splits as long as those that are best for keys of 512 bytes, in bytes.
-  const std::int64_t head_bytes = key_bytes(spec) / spec.num_kv_heads;
   SplitRule& split = params.split;
-  const double longer = std::clamp(512.0 / static_cast<double>(head_bytes), 0.25, 4.0);
+  const double longer = std::clamp(512.0 / static_cast<double>(head_bytes(spec)), 0.25, 4.0);
   for (std::int64_t* keys : {&split.min_keys, &split.unsplit_keys, &split.merge_keys}) {
     *keys = static_cast<std::int64_t>(static_cast<double>(*keys) * longer);
   }
@@ -309,7 +308,7 @@ class GpuBackend final : public AttentionBackend {
       const KernelId kernel{.kind = args.vectors.sets_scales ? KernelKind::kAppendScaled
                                                              : KernelKind::kAppendVectors};
       if (runtime_->overlaps_grids()) {
-        args.vectors.num_first_blocks =
+        args.num_resident_blocks =
             runtime_->num_processors() * runtime_->blocks_per_processor(kernel);
       }
       launch(kernel, fill_device(args.vectors.num_items, kShortBlocksPerProcessor), args, stream);
@@ -344,9 +343,9 @@ class GpuBackend final : public AttentionBackend {
     args.has_equal_strides = source.cache.k_strides.block == source.cache.v_strides.block &&
                              source.cache.k_strides.token == source.cache.v_strides.token;
     const bool is_captured = runtime_->is_capturing(stream);
-    args.reads_keys_once = key_bytes(spec) * (is_captured ? prepared.bounds().max_total_kv_len
-                                                          : prepared.facts().total_kv_len) >
-                           runtime_->cache_bytes() / 3 * 2;
+    const std::int64_t num_keys =
+        is_captured ? prepared.bounds().max_total_kv_len : prepared.facts().total_kv_len;
+    args.keys_exceed_cache = num_keys > kept_bytes() / (head_bytes(spec) * spec.num_kv_heads);
     args.output = output;
     args.merge_counters = mine.at<std::int32_t>(mine.layout.merge_counters);
     args.fault = &mine.counts()->fault;
@@ -420,6 +419,9 @@ class GpuBackend final : public AttentionBackend {
   void launch(const KernelId& kernel, std::int64_t num_blocks, const Args& args, Stream stream) {
     runtime_->launch(kernel, static_cast<int>(num_blocks), &args, stream);
   }
+
+  // What the shared cache can be expected to keep from call to call.
+  std::int64_t kept_bytes() const { return runtime_->cache_bytes() / 3 * 2; }
 
   // As many blocks as there is work for, at most `per_processor` on each.
   std::int64_t fill_device(std::int64_t wanted, int per_processor) const {

@@ -166,7 +166,7 @@ QUIRE_DEVICE const unsigned char* first_chunk(const AppendSide& side, const Appe
 template <bool kSetsScales>
 QUIRE_DEVICE void prefetch_append(const AppendArgs& args) {
   const AppendVectors& plan = args.vectors;
-  if (block_index() >= plan.num_first_blocks) return;
+  if (block_index() >= args.num_resident_blocks) return;
   const AppendPlace place = append_place(plan, block_index());
   if (place.lane != 0 || place.num_chunks <= 0) return;
   const AppendSide& side = plan.sides[place.side];

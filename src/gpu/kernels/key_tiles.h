@@ -400,7 +400,7 @@ class TileLoader {
   QUIRE_DEVICE void copy_runs(const AttendArgs& args, int first_key, const std::int32_t* ids,
                               unsigned char* to, const Wanted& wanted) {
     const KvCacheView& cache = args.cache;
-    const CachePolicy policy = cache_policy(args.reads_keys_once);
+    const CachePolicy policy = cache_policy(args.keys_exceed_cache);
     const std::int64_t k_step = kRowsPerCopy * kSize * cache.k_strides.token;
     const std::int64_t v_step = kRowsPerCopy * kSize * cache.v_strides.token;
     constexpr int kCopiesPerRun = kRun / kRowsPerCopy;
@@ -470,7 +470,7 @@ class TileLoader {
                               unsigned char* to) const {
     const bool k_dims = 16 * lane_chunk() < args.cache.head_dim * kSize;
     const bool v_dims = 16 * lane_chunk() < args.cache.value_dim * kSize;
-    const CachePolicy policy = cache_policy(args.reads_keys_once);
+    const CachePolicy policy = cache_policy(args.keys_exceed_cache);
     QUIRE_UNROLL
     for (int copy = 0; copy < kCopies; ++copy) {
       const int row = copy * kRowsPerCopy + lane_row();

@@ -208,7 +208,10 @@ QUIRE_DEVICE_RARE BatchSummary summarize(const PlanArgs& args, const PlanShared&
   for (int list = 0; list < kNumRunLists; ++list) {
     const bool are_alike = shared.num_unlike[list] == 0 && shared.first.q_len > 0 &&
                            list_of(args.spec, shared.first) == list;
-    const std::int64_t per_unit = are_alike ? shared.first.num_splits : 0;
+    // Of a batch for which there is too little room a first round may still be written: no item of
+    // it may be dealt beyond that.
+    const bool fits = all.list[list].items <= args.max_items;
+    const std::int64_t per_unit = are_alike && fits ? shared.first.num_splits : 0;
     summary.list[list] = {all.list[list], cut_runs(all.list[list], per_unit, args.num_runs[list])};
   }
   return summary;
