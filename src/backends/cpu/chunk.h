@@ -71,11 +71,24 @@ class PrefetchWalk {
   // wait for the one before. Only one at a time.
   class Cursor {
    public:
-    explicit Cursor(PrefetchWalk& walk) noexcept
-        : walk_(walk), line_(walk.line_), end_(walk.end_), more_(!walk.done()) {}
+    // `passes` loops go over the same keys, and each fetches its share.
+    explicit Cursor(PrefetchWalk& walk, int passes = 1) noexcept
+        : walk_(walk),
+          line_(walk.line_),
+          end_(walk.end_),
+          more_(!walk.done()),
+          passes_(passes),
+          left_(passes) {}
     Cursor(const Cursor&) = delete;
     Cursor& operator=(const Cursor&) = delete;
     [[gnu::always_inline]] ~Cursor() { walk_.line_ = line_; }
+
+    // True every passes-th time.
+    [[gnu::always_inline]] bool turn() noexcept {
+      if (--left_ > 0) return false;
+      left_ = passes_;
+      return true;
+    }
 
     template <int kLines>
     [[gnu::always_inline]] void step() noexcept {
@@ -94,6 +107,8 @@ class PrefetchWalk {
     const char* line_;
     const char* end_;
     bool more_;
+    const int passes_;
+    int left_;  // calls of turn() until it is this one's
   };
 
  private:

@@ -217,18 +217,23 @@ QUIRE_INLINE Vec add_across(Vec a, Vec b) noexcept {
   return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
 }
 
+// Lane 4 l + c of the result is the sum over 128-bit lane l of x[c].
+QUIRE_INLINE Vec add_in_lanes(const Vec* x) noexcept {
+  const __m512d low =
+      _mm512_castps_pd(add(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1])));
+  const __m512d high =
+      _mm512_castps_pd(add(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3])));
+  return add(_mm512_castpd_ps(_mm512_unpacklo_pd(low, high)),
+             _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)));
+}
+QUIRE_INLINE Vec add_across_four(const Vec (&fours)[4]) noexcept {
+  return add_across(add_across(fours[0], fours[1]), add_across(fours[2], fours[3]));
+}
+
 // Lane i of the result is the sum of the lanes of x[i].
 QUIRE_INLINE Vec add_lanes(const Vec (&x)[kLanes]) noexcept {
-  Vec fours[4];  // lane 4 l + c: the sum over 128-bit lane l of x[4 i + c]
+  Vec fours[4];
   QUIRE_UNROLL
-  for (int i = 0; i < 4; ++i) {
-    const Vec* four = x + 4 * i;
-    const __m512d low = _mm512_castps_pd(
-        add(_mm512_unpacklo_ps(four[0], four[1]), _mm512_unpackhi_ps(four[0], four[1])));
-    const __m512d high = _mm512_castps_pd(
-        add(_mm512_unpacklo_ps(four[2], four[3]), _mm512_unpackhi_ps(four[2], four[3])));
-    fours[i] = add(_mm512_castpd_ps(_mm512_unpacklo_pd(low, high)),
-                   _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)));
-  }
-  return add_across(add_across(fours[0], fours[1]), add_across(fours[2], fours[3]));
+  for (int i = 0; i < 4; ++i) fours[i] = add_in_lanes(x + 4 * i);
+  return add_across_four(fours);
 }

@@ -6,17 +6,20 @@ struct Bf16Dot : Bf16Base {
   static constexpr int kHalves = 1;
   static constexpr int kVectors = 4;
   static constexpr std::int64_t kKeyStep = kPairTile;
-  static constexpr std::int64_t kRowBlock = 96;
-  static constexpr std::int64_t kWideChunk = kChunk;
+  static constexpr std::int64_t kRowBlock = 48;
+  static constexpr std::int64_t kWideChunk = 256;
   static constexpr std::int64_t kDimStep = 2;
   // bf16 needs no conversion.
   template <class T>
   static constexpr std::int64_t in_place_rows() noexcept {
     return std::is_same_v<T, BFloat16> ? kRowTile : 12;
   }
+  // Plain rows of K and V as they lie; more rows have them packed once for all.
+  static constexpr std::int64_t kPlainRows = 16;
+  static constexpr std::int64_t kPlainDimStep = 32;
   template <class T>
   static constexpr std::int64_t plain_value_rows() noexcept {
-    return in_place_rows<T>();
+    return kPlainRows;
   }
   template <class T>
   static bool reads_in_place(const T* const* /*units*/, std::int64_t /*num_rows*/) noexcept {
@@ -47,20 +50,198 @@ struct Bf16Dot : Bf16Base {
   QUIRE_INLINE static Pair load_tile(const T* tile) noexcept {
     return load_bf16x32(tile);
   }
-  // 16 dims of two keys.
-  QUIRE_INLINE static Pair load_tokens(const BFloat16* even, const BFloat16* odd) noexcept {
-    const __m512i low =
-        _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(even)));
-    const __m512i high =
-        _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd)));
-    return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+  // S = q.k along the dims of plain rows of K, all there: eight keys at a time, for two rows at
+  // once. REQUIRES: as kPlainRows and kPlainDimStep say.
+  template <class T>
+  static void score_rows(const BFloat16* q, std::int64_t q_stride, std::int64_t num_rows,
+                         const T* const* rows, std::int64_t width, std::int64_t dims, float* s,
+                         std::int64_t s_stride, PrefetchWalk& ahead) noexcept {
+    const auto passes = static_cast<int>((num_rows + 1) / 2);
+    for (std::int64_t key = 0; key < width; key += kLanes) {
+      std::int64_t r = 0;
+      for (; r + 2 <= num_rows; r += 2) {
+        score_keys<2>(q + r * q_stride, q_stride, rows + key, dims, s + r * s_stride + key,
+                      s_stride, passes, ahead);
+      }
+      if (r < num_rows) {
+        score_keys<1>(q + r * q_stride, q_stride, rows + key, dims, s + r * s_stride + key,
+                      s_stride, passes, ahead);
+      }
+    }
+  }
+  // Of 16 keys.
+  template <int kRows, class T>
+  static void score_keys(const BFloat16* q, std::int64_t q_stride, const T* const* keys,
+                         std::int64_t dims, float* s, std::int64_t s_stride, int passes,
+                         PrefetchWalk& ahead) noexcept {
+    constexpr int kKeys = 8;
+    constexpr int kLines = kKeys * sizeof(T) / 2;  // that hold 32 dims of as many keys
+    Vec fours[kRows][4];
+    PrefetchWalk::Cursor fetch(ahead, passes);
+    QUIRE_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      Vec sum[kRows][kKeys];
+      QUIRE_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        QUIRE_UNROLL
+        for (int k = 0; k < kKeys; ++k) sum[r][k] = zero();
+      }
+      for (std::int64_t d = 0; d < dims; d += 32) {
+        Pair factor[kRows];
+        QUIRE_UNROLL
+        for (int r = 0; r < kRows; ++r) factor[r] = load_bf16x32(q + r * q_stride + d);
+        QUIRE_UNROLL
+        for (int k = 0; k < kKeys; ++k) {
+          const Pair x = load_bf16x32(keys[half * kKeys + k] + d);
+          QUIRE_UNROLL
+          for (int r = 0; r < kRows; ++r) sum[r][k] = dot_pairs(sum[r][k], x, factor[r]);
+          if (k % (kKeys / kLines) == 0 && fetch.turn()) fetch.template step<1>();
+        }
+      }
+      QUIRE_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        fours[r][2 * half] = add_in_lanes(sum[r]);
+        fours[r][2 * half + 1] = add_in_lanes(sum[r] + 4);
+      }
+    }
+    QUIRE_UNROLL
+    for (int r = 0; r < kRows; ++r) store(s + r * s_stride, add_across_four(fours[r]));
+  }
+
+  // C (+)= A B of plain rows of V. Two rows are interleaved inside 128-bit lanes, 32 dims by 32,
+  // and their sums put in order at the end. Of each row as many dims at once as there are registers
+  // for: rows of one head may be powers of two apart, and share few sets of the first cache.
+  template <class T>
+  static void accumulate_rows(const BFloat16* a, std::int64_t a_stride, std::int64_t rows,
+                              const PlainValues<Bf16Dot, T>& b, std::int64_t num_vectors, float* c,
+                              std::int64_t c_stride, bool from_zero, PrefetchWalk& ahead) noexcept {
+    const int passes = static_cast<int>(rows / 8 + rows % 8 / 4 + rows % 4 / 2 + rows % 2);
+    const std::int64_t dims = num_vectors * kLanes;
+    std::int64_t r = 0;
+    const auto blocks = [&]<int kRows>() {
+      constexpr int kParts = kRows == 8 ? 1 : kRows == 4 ? 2 : 4;
+      for (; r + kRows <= rows; r += kRows) {
+        const auto accumulate = [&]<int kDims>(std::int64_t dim) {
+          accumulate_dims<kRows, kDims>(a + r * a_stride, a_stride, b, dim, c + r * c_stride + dim,
+                                        c_stride, from_zero, passes, ahead);
+        };
+        std::int64_t dim = 0;
+        for (; dim + 32 * kParts <= dims; dim += 32 * kParts) {
+          accumulate.template operator()<kParts>(dim);
+        }
+        if constexpr (kParts > 1) {
+          for (; dim < dims; dim += 32) accumulate.template operator()<1>(dim);
+        }
+      }
+    };
+    blocks.template operator()<8>();
+    blocks.template operator()<4>();
+    blocks.template operator()<2>();
+    blocks.template operator()<1>();
+  }
+  QUIRE_INLINE static void put_in_order(Vec low, Vec high, __m512i order, bool from_zero,
+                                        float* c) noexcept {
+    const Vec total = _mm512_castpd_ps(
+        _mm512_permutex2var_pd(_mm512_castps_pd(low), order, _mm512_castps_pd(high)));
+    store(c, from_zero ? total : add(load(c), total));
+  }
+  // Of 32 kParts dims.
+  template <int kRows, int kParts, class T>
+  static void accumulate_dims(const BFloat16* a, std::int64_t a_stride,
+                              const PlainValues<Bf16Dot, T>& b, std::int64_t dim, float* c,
+                              std::int64_t c_stride, bool from_zero, int passes,
+                              PrefetchWalk& ahead) noexcept {
+    constexpr int kLines = kParts * sizeof(T);  // that hold the dims of two keys
+    Vec sum[kRows][kParts][2];
+    QUIRE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      QUIRE_UNROLL
+      for (int i = 0; i < kParts; ++i) sum[r][i][0] = sum[r][i][1] = zero();
+    }
+    PrefetchWalk::Cursor fetch(ahead, passes);
+    for (std::int64_t pair = 0; pair < b.pairs; ++pair, a += 2) {
+      Pair low[kParts];
+      Pair high[kParts];
+      QUIRE_UNROLL
+      for (int i = 0; i < kParts; ++i) {
+        const Pair even = load_bf16x32(b.rows[2 * pair] + dim + 32 * i);
+        const Pair odd = load_bf16x32(b.rows[2 * pair + 1] + dim + 32 * i);
+        low[i] = _mm512_unpacklo_epi16(even, odd);
+        high[i] = _mm512_unpackhi_epi16(even, odd);
+      }
+      QUIRE_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const Operand weights = broadcast<0>(a + r * a_stride);
+        QUIRE_UNROLL
+        for (int i = 0; i < kParts; ++i) {
+          sum[r][i][0] = dot_pairs(sum[r][i][0], low[i], weights);
+          sum[r][i][1] = dot_pairs(sum[r][i][1], high[i], weights);
+        }
+      }
+      if (fetch.turn()) fetch.template step<kLines>();
+    }
+    const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
+    const __m512i last = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
+    QUIRE_UNROLL
+    for (int r = 0; r < kRows; ++r, c += c_stride) {
+      QUIRE_UNROLL
+      for (int i = 0; i < kParts; ++i) {
+        put_in_order(sum[r][i][0], sum[r][i][1], first, from_zero, c + 32 * i);
+        put_in_order(sum[r][i][0], sum[r][i][1], last, from_zero, c + 32 * i + kLanes);
+      }
+    }
+  }
+
+  // How multiply_streamed multiplies and what it reads.
+  using Sum = Vec;
+  static constexpr std::int64_t kStreamedRows = 12;
+  template <class B>
+  static constexpr bool is_tiled(const B*) noexcept {
+    return false;
   }
   template <class T>
-  QUIRE_INLINE static Pair load_tokens(const T* even, const T* odd) noexcept {
-    const __m512 low = load_row(even);
-    const __m512 high = load_row(odd);  // bf16 is the upper half of an f32
-    return _mm512_mask_mov_epi16(_mm512_srli_epi32(_mm512_castps_si512(low), 16), 0xaaaaaaaaU,
-                                 _mm512_castps_si512(high));
+  static constexpr bool is_tiled(const TiledKeys<Bf16Dot, T>*) noexcept {
+    return true;
+  }
+  template <class T>
+  static constexpr bool is_tiled(const TiledValues<Bf16Dot, T>*) noexcept {
+    return true;
+  }
+  template <class B>
+  static constexpr bool is_plain(const B*) noexcept {
+    return false;
+  }
+  template <class T>
+  static constexpr bool is_plain(const PlainValues<Bf16Dot, T>*) noexcept {
+    return true;
+  }
+  QUIRE_INLINE static Sum no_sum() noexcept { return zero(); }
+  QUIRE_INLINE static Sum add_products(Sum sum, Pair x, Operand factor) noexcept {
+    return dot_pairs(sum, x, factor);
+  }
+  template <int kSteps>
+  QUIRE_INLINE static Vec total(const Sum (&sum)[kSteps], const BFloat16* /*row*/,
+                                std::int64_t /*stride*/) noexcept {
+    if constexpr (kSteps == 2) return add(sum[0], sum[1]);
+    if constexpr (kSteps == 4) return add(add(sum[0], sum[1]), add(sum[2], sum[3]));
+  }
+  QUIRE_INLINE static Operand step_of_row(const BFloat16* row, std::int64_t step) noexcept {
+    return broadcast<0>(row + 2 * step);
+  }
+  // Steps that lie side by side.
+  template <class T, int kSteps>
+  QUIRE_INLINE static void load_steps(const T* tile, Pair (&x)[kSteps]) noexcept {
+    if constexpr (std::is_same_v<T, Float8E4M3> && kSteps % 2 == 0) {
+      QUIRE_UNROLL
+      for (int i = 0; i < kSteps; i += 2) {
+        const Bf16x64 both = load_bf16x64(tile + i * 2 * kPairTile);
+        x[i] = both.low;
+        x[i + 1] = both.high;
+      }
+    } else {
+      QUIRE_UNROLL
+      for (int i = 0; i < kSteps; ++i) x[i] = load_bf16x32(tile + i * 2 * kPairTile);
+    }
   }
 
   // C (+)= A B; with `low` also what lies kLowWeights after A.
@@ -68,9 +249,28 @@ struct Bf16Dot : Bf16Base {
   static void multiply(const BFloat16* a, bool low, std::int64_t a_stride, std::int64_t rows,
                        const B& b, std::int64_t num_vectors, float* c, std::int64_t c_stride,
                        bool from_zero, PrefetchWalk& ahead) noexcept {
-    multiply_vectors<Bf16Dot>(a, a_stride, rows, b, num_vectors, c, c_stride, from_zero, ahead);
-    if (!low) return;
-    multiply_vectors<Bf16Dot>(a + kLowWeights, a_stride, rows, b, num_vectors, c, c_stride, false,
-                              ahead);
+    if constexpr (is_plain(static_cast<const B*>(nullptr))) {
+      accumulate_rows(a, a_stride, rows, b, num_vectors, c, c_stride, from_zero, ahead);
+      if (low) {
+        accumulate_rows(a + kLowWeights, a_stride, rows, b, num_vectors, c, c_stride, false, ahead);
+      }
+      return;
+    } else if constexpr (is_tiled(static_cast<const B*>(nullptr))) {
+      if (rows <= kStreamedRows) {
+        multiply_streamed<Bf16Dot>(a, a_stride, rows, b, num_vectors, c, c_stride, from_zero,
+                                   ahead);
+        if (low) {
+          multiply_streamed<Bf16Dot>(a + kLowWeights, a_stride, rows, b, num_vectors, c, c_stride,
+                                     false, ahead);
+        }
+        return;
+      }
+    }
+    if constexpr (!is_plain(static_cast<const B*>(nullptr))) {
+      multiply_vectors<Bf16Dot>(a, a_stride, rows, b, num_vectors, c, c_stride, from_zero, ahead);
+      if (!low) return;
+      multiply_vectors<Bf16Dot>(a + kLowWeights, a_stride, rows, b, num_vectors, c, c_stride, false,
+                                ahead);
+    }
   }
 };
