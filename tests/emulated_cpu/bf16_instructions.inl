@@ -42,3 +42,7 @@ QUIRE_INLINE __m256i to_bf16x16(__m512 x) noexcept {
 QUIRE_INLINE __m512i to_bf16x32(__m512 first, __m512 last) noexcept {
   return _mm512_inserti64x4(_mm512_castsi256_si512(to_bf16x16(first)), to_bf16x16(last), 1);
 }
+
+QUIRE_INLINE __m512i dot_words(__m512i sum, __m512i a, __m512i b) noexcept {
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
+}

@@ -12,10 +12,10 @@ inline KeyRange first_chunk(const KeyRange& keys, std::int64_t width) noexcept {
   return {keys.begin, std::min(keys.end, (keys.begin / width + 1) * width)};
 }
 
-// Keys of a step: more where an item holds many rows of one head.
-template <class Ops>
+// Keys of a step: more where an item holds many rows of one head, or where keys are small.
+template <class Ops, class T>
 inline std::int64_t chunk_width(const WorkItem& item) noexcept {
-  return item.rows.size() > kChunk / 2 ? Ops::kWideChunk : kChunk;
+  return item.rows.size() > kChunk / 2 ? Ops::kWideChunk : Ops::template few_rows_chunk<T>();
 }
 
 // The rows of an item in q or out.
@@ -32,11 +32,11 @@ inline void add_rows(const AttendCall& call, const TensorView& tensor, const Wor
 // Many rows of one head wait for arithmetic, not for keys, which follow each other in a way that
 // the processor foresees; the rows themselves do not. Nor is anything fetched for a short item
 // alone where a level says so.
-template <class Ops, int kKept, class AttendChunk>
+template <class Ops, class T, int kKept, class AttendChunk>
 inline void for_chunks(const AttendCall& call, const WorkItem& item, const WorkItem* next,
                        PrefetchWalk& ahead, Chunk (&chunks)[kKept + 1],
                        AttendChunk&& attend_chunk) noexcept {
-  const std::int64_t width = chunk_width<Ops>(item);
+  const std::int64_t width = chunk_width<Ops, T>(item);
   const bool many_rows = item.rows.size() > kChunk / 2;
   const bool fetches_keys =
       !many_rows && (next != nullptr || item.keys.size() > Ops::kUnfetchedChunks * width);
@@ -56,7 +56,7 @@ inline void for_chunks(const AttendCall& call, const WorkItem& item, const WorkI
         if (next != nullptr) add_rows(call, call.q, *next, ahead);
       }
       if (next != nullptr && !next->keys.empty()) {
-        const std::int64_t next_width = chunk_width<Ops>(*next);
+        const std::int64_t next_width = chunk_width<Ops, T>(*next);
         locate(call, next->sequence, first_chunk(next->keys, next_width), next_width,
                chunks[following]);
         ahead.add_chunk(call, chunks[following], next->kv_heads);
@@ -80,7 +80,7 @@ inline void attend_in_turn(const AttendCall& call, const WorkItem& item, const W
     clear_rows(head_rows<Ops>(call, item, scratch, h).states, item.rows.size());
   }
   Chunk chunks[2];
-  for_chunks<Ops, 1>(call, item, next, ahead, chunks, [&](const Chunk& chunk) {
+  for_chunks<Ops, T, 1>(call, item, next, ahead, chunks, [&](const Chunk& chunk) {
     for (std::int64_t h = item.kv_heads.begin; h < item.kv_heads.end; ++h) {
       step.begin(chunk, h);
       step.attend(head_rows<Ops>(call, item, scratch, h), ranges);
@@ -103,7 +103,7 @@ inline void attend_pipelined(const AttendCall& call, const WorkItem& item, const
   bool begun[kMaxStateRows / Ops::kRowBlock] = {};  // blocks of all heads with something in O
   Pipeline<Ops, T> pipeline(call, ahead);
   Chunk chunks[kDepth + 1];  // those of blocks that are under way to the end
-  for_chunks<Ops, kDepth>(call, item, next, ahead, chunks, [&](const Chunk& chunk) {
+  for_chunks<Ops, T, kDepth>(call, item, next, ahead, chunks, [&](const Chunk& chunk) {
     for (std::int64_t h = item.kv_heads.begin; h < item.kv_heads.end; ++h) {
       const HeadRows<Ops> head = head_rows<Ops>(call, item, scratch, h);
       bool* head_begun = begun + (h - item.kv_heads.begin) * ranges.count;
@@ -191,7 +191,7 @@ inline void attend_group(const AttendCall& call, std::span<const WorkItem> items
     }
   }
   Chunk chunks[2];
-  for_chunks<Ops, 1>(call, items[0], next, ahead, chunks, [&](const Chunk& chunk) {
+  for_chunks<Ops, T, 1>(call, items[0], next, ahead, chunks, [&](const Chunk& chunk) {
     for (std::int64_t h = heads.begin; h < heads.end; ++h) {
       for (std::size_t i = 0; i < items.size(); ++i) {
         GroupMember<Ops, T>& member = *members[i];

@@ -27,6 +27,11 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
     } else {
       find_units<false>(v_, chunk.v, chunk.width, v_units_);
     }
+    if constexpr (Ops::kOnlyTiles) {
+      take_any_tile(k_units_);
+      take_any_tile(v_units_);
+      return;
+    }
     while (num_tiles_ < chunk.width / kPairTile && k_units_[num_tiles_] != nullptr) ++num_tiles_;
     // A last step of keys that is only half there: the other half is masked, whatever it is read
     // from, so that no panel is needed for it.
@@ -83,6 +88,7 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
     });
   }
   void accumulate(const RowBlock<Ops>& block) noexcept {
+    if constexpr (Ops::kRoundsRows) round_weights(block);
     accumulate_from(block, [&](const auto& values, std::int64_t vectors) {
       Ops::multiply(block.weights, this->per_token(), this->weight_stride(), block.rows.size(),
                     values, vectors, block.states.data, block.states.stride, block.fresh, ahead_);
@@ -94,8 +100,8 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
       this->soften(block, 0, block.rows.size());
     } else if (this->chunk().width == Ops::kWideChunk) {
       soften_quickly<Ops::kWideChunk>(block);
-    } else if constexpr (Ops::kWideChunk != kChunk) {
-      soften_quickly<kChunk>(block);
+    } else if constexpr (Ops::kWideChunk != kFewRowsChunk) {
+      soften_quickly<kFewRowsChunk>(block);
     }
   }
 
@@ -105,15 +111,17 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
     const Chunk& chunk = this->chunk();
     const std::int64_t dims = call_.spec.head_dim;
     if (tiled_) {
-      if (lies_in_tiles(block) && dims % Ops::kDimStep == 0) {
+      if (Ops::kOnlyTiles || (lies_in_tiles(block) && dims % Ops::kDimStep == 0)) {
         TiledKeys<Ops, T> keys;
         keys.pairs = dims / 2;
         std::copy_n(k_units_, chunk.width / kPairTile, keys.units);
         multiply(keys);
         return;
       }
-      if (!k_packed_) pack_tiled_keys(k_units_, dims, k_panel(), chunk.width);
-    } else {
+      if constexpr (!Ops::kOnlyTiles) {
+        if (!k_packed_) pack_tiled_keys(k_units_, dims, k_panel(), chunk.width);
+      }
+    } else if constexpr (!Ops::kOnlyTiles) {
       const T* rows[kMaxChunk];
       if constexpr (Ops::kPlainRows > 0) {
         // f32 queries want all keys of a row summed in one order, that of the panels.
@@ -130,8 +138,10 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
         pack_plain_keys(rows, dims, k_panel(), chunk.width, ahead_);
       }
     }
-    k_packed_ = true;
-    multiply(PanelSource<Ops>{k_panel(), chunk.width, Ops::panel_pairs(dims)});
+    if constexpr (!Ops::kOnlyTiles) {
+      k_packed_ = true;
+      multiply(PanelSource<Ops>{k_panel(), chunk.width, Ops::panel_pairs(dims)});
+    }
   }
 
   // Calls multiply(values, vectors) with V as it lies or as a panel, unless a row must not touch
@@ -141,21 +151,24 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
     const Chunk& chunk = this->chunk();
     const std::int64_t vectors = (call_.spec.value_dim + kLanes - 1) / kLanes;
     if (accumulate_in_place(block, vectors, multiply)) return;
-    const std::int64_t stride = padded_dims(call_.spec.value_dim);
-    if (!v_packed_) pack_values(stride);
-    if (block.all_visible || panel_is_finite(stride)) {
-      multiply(PanelSource<Ops>{v_panel(), stride, block.num_vectors * kLanes / 2}, vectors);
-    } else {
-      if (block.fresh) clear_rows(block.states, block.rows.size());
-      Ops::accumulate_careful(
-          block.weights, this->weight_stride(), block.rows.size(), this->per_token(), v_panel(),
-          stride, std::min(chunk.end, block.num_vectors * kLanes), vectors, block.states);
+    if constexpr (!Ops::kOnlyTiles) {
+      const std::int64_t stride = padded_dims(call_.spec.value_dim);
+      if (!v_packed_) pack_values(stride);
+      if (block.all_visible || panel_is_finite(stride)) {
+        multiply(PanelSource<Ops>{v_panel(), stride, block.num_vectors * kLanes / 2}, vectors);
+      } else {
+        if (block.fresh) clear_rows(block.states, block.rows.size());
+        Ops::accumulate_careful(
+            block.weights, this->weight_stride(), block.rows.size(), this->per_token(), v_panel(),
+            stride, std::min(chunk.end, block.num_vectors * kLanes), vectors, block.states);
+      }
     }
   }
 
  private:
   using ScoresOfChunk<Ops>::call_;
   using ScoresOfChunk<Ops>::item_;
+  static constexpr std::int64_t kFewRowsChunk = Ops::template few_rows_chunk<T>();
   enum class Finite : std::uint8_t { kUnknown, kYes, kNo };
 
   // May the tiles of the block's keys be read in place? All must be there, if only for one key of
@@ -240,9 +253,11 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
     const Chunk& chunk = this->chunk();
     const std::int64_t dims = call_.spec.value_dim;
     if (tiled_) {
-      if (!lies_in_tiles(block) || call_.cache.format.v_in_k) return false;
-      if (!Ops::reads_in_place(v_units_, item_.rows.size())) return false;
-      if (!block.all_visible && !tiles_are_finite()) return false;
+      if constexpr (!Ops::kOnlyTiles) {
+        if (!lies_in_tiles(block) || call_.cache.format.v_in_k) return false;
+        if (!Ops::reads_in_place(v_units_, item_.rows.size())) return false;
+        if (!block.all_visible && !tiles_are_finite()) return false;
+      }
       TiledValues<Ops, T> values;
       values.tile_stride = v_tile_stride();
       values.num_segments = block.num_vectors * kLanes / kPairTile;
@@ -250,14 +265,43 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
       multiply(values, vectors);
       return true;
     }
-    if (!block.all_visible || dims % Ops::kPlainDimStep != 0 ||
-        item_.rows.size() > Ops::template plain_value_rows<T>()) {
-      return false;
+    if constexpr (!Ops::kOnlyTiles) {
+      if (!block.all_visible || dims % Ops::kPlainDimStep != 0 ||
+          item_.rows.size() > Ops::template plain_value_rows<T>()) {
+        return false;
+      }
+      const T* rows[kMaxChunk];
+      find_rows(v_, chunk, chunk.v, rows);
+      multiply(PlainValues<Ops, T>{rows, chunk.width / 2}, vectors);
     }
-    const T* rows[kMaxChunk];
-    find_rows(v_, chunk, chunk.v, rows);
-    multiply(PlainValues<Ops, T>{rows, chunk.width / 2}, vectors);
     return true;
+  }
+
+  // Numbers that are finite whatever their bytes: a tile that is not there is masked, so that any
+  // other may be read in its place.
+  void take_any_tile(const T** units) const noexcept {
+    const std::int64_t count = this->chunk().width / kPairTile;
+    const T* present = *std::find_if(units, units + count, [](const T* x) { return x != nullptr; });
+    for (std::int64_t u = 0; u < count; ++u) units[u] = units[u] != nullptr ? units[u] : present;
+  }
+
+  // The weights of a chunk as Ops wants them, row by row; what it cannot hold is added here.
+  void round_weights(const RowBlock<Ops>& block) const noexcept {
+    const std::int64_t count = block.num_vectors * kLanes;
+    for (std::int64_t r = 0; r < block.rows.size(); ++r) {
+      float* weights = block.weights + r * this->weight_stride();
+      if (Ops::round_weights(weights, this->weight_stride(), count)) continue;
+      float* o = block.states.o(r);
+      for (std::int64_t j = 0; j < count; ++j) {
+        if (weights[j] == 0.0F) continue;
+        const T* token = v_units_[j / kPairTile] + j % kPairTile / 2 * (2 * kPairTile) + j % 2;
+        for (std::int64_t d = 0; d < call_.spec.value_dim; ++d) {
+          o[d] += weights[j] * to_float(token[d / kPairTile * v_tile_stride() + d % kPairTile * 2]);
+        }
+      }
+      fill_zero(weights, count);
+      Ops::round_weights(weights, this->weight_stride(), count);
+    }
   }
 
   const Scratch& scratch_;

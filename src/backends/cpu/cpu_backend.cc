@@ -67,7 +67,8 @@ constexpr Level kLevels[] = {
                                              {cpu.avx512, "avx512"},
                                              {cpu.avx512_bf16, "avx512_bf16"},
                                              {cpu.avx512_fp16, "avx512_fp16"},
-                                             {cpu.avx512_vbmi, "avx512_vbmi"}});
+                                             {cpu.avx512_vbmi, "avx512_vbmi"},
+                                             {cpu.avx512_vnni, "avx512_vnni"}});
            if (!missing.empty() || amx::request_tiles()) return missing;
            return std::string("the system's permission to use tile registers");
          },
@@ -82,7 +83,8 @@ constexpr Level kLevels[] = {
          [](const CpuFeatures& cpu) {
            return missing_of({{cpu.avx512, "avx512"},
                               {cpu.avx512_bf16, "avx512_bf16"},
-                              {cpu.avx512_vbmi, "avx512_vbmi"}});
+                              {cpu.avx512_vbmi, "avx512_vbmi"},
+                              {cpu.avx512_vnni, "avx512_vnni"}});
          },
      .preferred = [](const CpuFeatures& cpu) { return cpu.vendor != "GenuineIntel"; }},
     {.name = "avx512",

@@ -63,7 +63,11 @@ struct F32 {
   QUIRE_INLINE static Vec power_of_two(Vec x) noexcept { return exp2<5>(x); }
   static constexpr std::int64_t kKeyStep = kPairTile;  // scores are computed for multiples of it
   static constexpr std::int64_t kRowBlock = 96;
-  static constexpr std::int64_t kWideChunk = kChunk;
+  static constexpr std::int64_t kWideChunk = kChunk;  // where one head has many rows
+  template <class T>
+  static constexpr std::int64_t few_rows_chunk() noexcept {
+    return kChunk;
+  }
   // Rows that read tiles in place; more would convert them again and again, so panels are made.
   template <class T>
   static constexpr std::int64_t in_place_rows() noexcept {
@@ -82,6 +86,8 @@ struct F32 {
   static constexpr std::int64_t plain_value_rows() noexcept {
     return in_place_rows<T>();
   }
+  static constexpr bool kOnlyTiles = false;       // it multiplies with nothing else
+  static constexpr bool kRoundsRows = false;      // of weights, when all of a chunk are there
   static constexpr bool kPipelined = false;       // scores of a block while another is softened
   static constexpr bool kWeightsInPlace = false;  // of scores, two vectors of weights at once
   static constexpr std::int64_t kUnfetchedChunks = 0;  // of an item alone, not worth fetching ahead

@@ -192,8 +192,12 @@ struct Bf16Base {
   using A = BFloat16;
   using Panel = BFloat16;
   QUIRE_INLINE static Vec power_of_two(Vec x) noexcept { return exp2<3>(x); }
-  static constexpr std::int64_t kPlainRows = 0;
-  static constexpr std::int64_t kPlainDimStep = kLanes;
+  template <class T>
+  static constexpr std::int64_t few_rows_chunk() noexcept {
+    return kChunk;
+  }
+  static constexpr bool kOnlyTiles = false;
+  static constexpr bool kRoundsRows = false;
 
   static constexpr std::int64_t panel_pairs(std::int64_t dims) noexcept {
     return padded_dims(dims) / 2;

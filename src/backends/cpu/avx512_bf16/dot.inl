@@ -8,6 +8,12 @@ struct Bf16Dot : Bf16Base {
   static constexpr std::int64_t kKeyStep = kPairTile;
   static constexpr std::int64_t kRowBlock = 48;
   static constexpr std::int64_t kWideChunk = 256;
+  // Chunks of as many bytes: what each of them costs apart from its products is spent half as
+  // often.
+  template <class T>
+  static constexpr std::int64_t few_rows_chunk() noexcept {
+    return sizeof(T) == 1 ? 2 * kChunk : kChunk;
+  }
   static constexpr std::int64_t kDimStep = 2;
   // bf16 needs no conversion.
   template <class T>
