@@ -11,6 +11,7 @@ CpuFeatures detect_cpu_features() {
   CpuFeatures features = detect_real_cpu_features();
   if (features.avx512 && features.avx512_vbmi) {
     features.avx512_bf16 = true;
+    features.avx512_vnni = true;
     features.avx512_fp16 = true;
     features.amx_bf16 = true;
   }

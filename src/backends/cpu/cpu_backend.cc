@@ -67,8 +67,7 @@ constexpr Level kLevels[] = {
                                              {cpu.avx512, "avx512"},
                                              {cpu.avx512_bf16, "avx512_bf16"},
                                              {cpu.avx512_fp16, "avx512_fp16"},
-                                             {cpu.avx512_vbmi, "avx512_vbmi"},
-                                             {cpu.avx512_vnni, "avx512_vnni"}});
+                                             {cpu.avx512_vbmi, "avx512_vbmi"}});
            if (!missing.empty() || amx::request_tiles()) return missing;
            return std::string("the system's permission to use tile registers");
          },

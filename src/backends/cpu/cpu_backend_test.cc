@@ -13,6 +13,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -205,6 +206,82 @@ TEST(CpuBackend, BitsDoNotDependOnSharedBlocks) {
           const auto found = conformance::compare_bits(problem, alone.order, together, want);
           ASSERT_FALSE(found) << level << ", " << num_threads << " threads: " << *found;
         }
+      }
+    }
+  }
+}
+
+// Multiplies one dim of all queries of a sequence.
+void stretch_queries(std::int64_t s, float factor, Problem& problem) {
+  const std::int64_t dims = problem.spec.head_dim;
+  const auto& sequence = problem.sequences[static_cast<std::size_t>(s)];
+  const std::int64_t per_token = problem.spec.num_q_heads * dims;
+  const std::int64_t end = (sequence.first_token + sequence.q_len) * per_token;
+  for (std::int64_t i = sequence.first_token * per_token; i < end; i += dims) {
+    float& x = problem.q[static_cast<std::size_t>(i + 3)];
+    x = to_float(from_float<BFloat16>(x * factor));
+  }
+}
+
+// Queries whose numbers lie far apart, next to others, over int8 keys that they share: right, and
+// each as if it were alone.
+TEST(CpuBackend, QueriesOfAnySpreadOverInt8) {
+  std::vector<Case> cases;
+  CaseBuilder("threads/spread", conformance::Suite::kSmoke,
+              {{1, 700}, {1, 700}, {4, 700}, {1, 700}, {1, 710}, {3, 50}})
+      .kv(DType::kI8, ScaleGranularity::kPerTokenHead)
+      .block_size(32)
+      .cache(conformance::CacheStyle::kPreferred)
+      .with([](Case& c) { c.shared_blocks = 16; })
+      .add_to(cases);
+  Problem problem = conformance::make_problem(cases.front());
+  stretch_queries(1, 3e4F, problem);
+  stretch_queries(2, 50.0F, problem);
+  stretch_queries(4, 1e30F, problem);
+  stretch_queries(5, 1e5F, problem);
+  const ArrangeOptions as_is = conformance::options_of(problem);
+  const std::unique_ptr<AttentionBackend> reference = make_reference_backend({});
+  const OutputData want = run(*reference, problem, as_is);
+  for (const std::string& level : cpu_isa_levels()) {
+    const OutputData together = run(*make_level(level, 2), problem, as_is);
+    expect_near(want, together, 0.03, level);
+    for (std::int64_t s = 0; s < std::ssize(problem.sequences); ++s) {
+      ArrangeOptions alone = as_is;
+      alone.order = {s};
+      const OutputData got = run(*make_level(level, 1), problem, alone);
+      const auto found = conformance::compare_bits(problem, alone.order, together, got);
+      ASSERT_FALSE(found) << level << ": " << *found;
+    }
+  }
+}
+
+// A scale of V that is not finite reaches those who see its key, in every dim that f32 gives it.
+TEST(CpuBackend, ScalesThatAreNotFinite) {
+  const std::unique_ptr<AttentionBackend> reference = make_reference_backend({});
+  for (const float scale :
+       {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+        std::numeric_limits<float>::quiet_NaN()}) {
+    std::vector<Case> cases;
+    CaseBuilder("scale/not finite", conformance::Suite::kSmoke, {{1, 300}, {2, 90}, {40, 300}})
+        .kv(DType::kI8, ScaleGranularity::kPerTokenHead)
+        .block_size(16)
+        .cache(conformance::CacheStyle::kPreferred)
+        .add_to(cases);
+    Problem problem = conformance::make_problem(cases.front());
+    for (const std::int64_t s : {0, 2}) {
+      const std::int64_t slot = problem.slot(s, 17);
+      problem.v.scales[static_cast<std::size_t>(slot * problem.spec.num_kv_heads)] = scale;
+    }
+    const ArrangeOptions options = conformance::options_of(problem);
+    const OutputData want = run(*reference, problem, options);
+    for (const std::string& level : cpu_isa_levels()) {
+      const OutputData got = run(*make_level(level, 2), problem, options);
+      ASSERT_EQ(got.out.size(), want.out.size());
+      for (std::size_t i = 0; i < want.out.size(); ++i) {
+        ASSERT_EQ(std::isnan(got.out[i]), std::isnan(want.out[i])) << level << ", " << i;
+        if (std::isnan(want.out[i])) continue;
+        ASSERT_TRUE(got.out[i] == want.out[i] || std::abs(got.out[i] - want.out[i]) < 0.03)
+            << level << ", " << i << ": " << got.out[i] << " instead of " << want.out[i];
       }
     }
   }
@@ -483,7 +560,7 @@ TEST(CpuBackend, AnImpossibleLevelSaysWhatIsMissing) {
   zen3.avx2 = zen3.f16c = true;
   EXPECT_EQ(missing_for_cpu_level("avx2", zen3), "");
   CpuFeatures ice_lake = zen3;
-  ice_lake.avx512 = ice_lake.avx512_vbmi = true;
+  ice_lake.avx512 = ice_lake.avx512_vbmi = ice_lake.avx512_vnni = true;
   EXPECT_EQ(missing_for_cpu_level("avx512_bf16", ice_lake), "needs avx512_bf16");
   EXPECT_EQ(missing_for_cpu_level("amx", ice_lake), "needs amx_bf16, avx512_bf16, avx512_fp16");
 #endif

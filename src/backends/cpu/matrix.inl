@@ -142,74 +142,79 @@ void multiply_vectors(const typename Ops::A* a, std::int64_t a_stride, std::int6
   }
 }
 
-// Few rows over a source that lies in tiles: one vector of columns, kRows sums, each in kSplit
-// parts for every kSplit-th step, so that B is read in the order in which it lies. Memory and the
-// caches give most to who reads them so: 12.4 instead of 14.4 ms for decode on one core of
-// Zen4, 13.3 with two vectors at a time. `passes` is how many such blocks read the same columns;
-// each fetches its share of what is read next.
+// Few rows over a source that lies in tiles: one vector of columns after the other, kRows sums,
+// each in kSplit parts for every kSplit-th step, so that B is read in the order in which it lies.
+// Memory and the caches give most to who reads them so: 12.4 instead of 14.4 ms for decode on one
+// core of Zen4. `passes` is how many such blocks of rows read the same columns; each fetches its
+// share of what is read next.
 template <class Ops, int kRows, int kSplit, class B>
-void stream_block(const typename Ops::A* a, std::int64_t a_stride, const B& b, std::int64_t vector,
-                  float* c, std::int64_t c_stride, bool from_zero, int passes,
-                  PrefetchWalk& ahead) noexcept {
-  typename Ops::Sum sum[kRows][kSplit];
-  QUIRE_UNROLL
-  for (int r = 0; r < kRows; ++r) {
-    QUIRE_UNROLL
-    for (int k = 0; k < kSplit; ++k) sum[r][k] = Ops::no_sum();
-  }
+void stream_rows(const typename Ops::A* a, std::int64_t a_stride, const B& b,
+                 std::int64_t num_vectors, float* c, std::int64_t c_stride, bool from_zero,
+                 int passes, PrefetchWalk& ahead) noexcept {
   constexpr int kLines = std::max(1, kSplit * B::kFetchBytes / 64);
   PrefetchWalk::Cursor fetch(ahead, passes);
-  std::int64_t step = 0;  // of A
-  for (std::int64_t segment = 0; segment < b.num_segments; ++segment) {
-    const auto columns = b.template at<1>(segment, vector);
-    const auto multiply_steps = [&]<int kSteps>(std::int64_t pair) QUIRE_INLINE_LAMBDA {
-      typename Ops::Pair x[kSteps];
-      Ops::load_steps(columns.place(0, pair), x);
+  for (std::int64_t vector = 0; vector < num_vectors; ++vector, c += kLanes) {
+    typename Ops::Sum sum[kRows][kSplit];
+    QUIRE_UNROLL
+    for (int r = 0; r < kRows; ++r) {
       QUIRE_UNROLL
-      for (int r = 0; r < kRows; ++r) {
-        QUIRE_UNROLL
-        for (int k = 0; k < kSteps; ++k) {
-          sum[r][k] =
-              Ops::add_products(sum[r][k], x[k], Ops::step_of_row(a + r * a_stride, step + k));
-        }
-      }
-      step += kSteps;
-    };
-    std::int64_t pair = 0;
-    for (; pair + kSplit <= b.pairs; pair += kSplit) {
-      multiply_steps.template operator()<kSplit>(pair);
-      if (fetch.turn()) fetch.template step<kLines>();
+      for (int k = 0; k < kSplit; ++k) sum[r][k] = Ops::no_sum();
     }
-    for (; pair < b.pairs; ++pair) multiply_steps.template operator()<1>(pair);
-  }
-  c += vector * kLanes;
-  QUIRE_UNROLL
-  for (int r = 0; r < kRows; ++r, c += c_stride) {
-    const Vec total = Ops::total(sum[r], a + r * a_stride, a_stride);
-    store(c, from_zero ? total : add(load(c), total));
+    std::int64_t step = 0;  // of A
+    for (std::int64_t segment = 0; segment < b.num_segments; ++segment) {
+      const auto columns = b.template at<1>(segment, vector);
+      const auto multiply_steps = [&]<int kSteps>(std::int64_t pair) QUIRE_INLINE_LAMBDA {
+        typename Ops::Pair x[kSteps];
+        Ops::load_steps(columns.place(0, pair), x);
+        QUIRE_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          QUIRE_UNROLL
+          for (int k = 0; k < kSteps; ++k) {
+            sum[r][k] =
+                Ops::add_products(sum[r][k], x[k], Ops::step_of_row(a + r * a_stride, step + k));
+          }
+        }
+        step += kSteps;
+      };
+      std::int64_t pair = 0;
+      for (; pair + kSplit <= b.pairs; pair += kSplit) {
+        multiply_steps.template operator()<kSplit>(pair);
+        if (fetch.turn()) fetch.template step<kLines>();
+      }
+      for (; pair < b.pairs; ++pair) multiply_steps.template operator()<1>(pair);
+    }
+    float* place = c;
+    QUIRE_UNROLL
+    for (int r = 0; r < kRows; ++r, place += c_stride) {
+      const Vec total = Ops::total(sum[r], a + r * a_stride, a_stride);
+      store(place, from_zero ? total : add(load(place), total));
+    }
   }
 }
 
-// Rows in blocks of 8, 4, 2 and 1.
+// Few rows go through the same columns in blocks of 8, 4, 2 and 1.
+constexpr int num_row_blocks(std::int64_t rows) noexcept {
+  return static_cast<int>(rows / 8 + rows % 8 / 4 + rows % 4 / 2 + rows % 2);
+}
+// Calls multiply<kRows>(first row) for each of them.
+template <class Multiply>
+QUIRE_INLINE void for_row_blocks(std::int64_t rows, Multiply&& multiply) noexcept {
+  std::int64_t r = 0;
+  for (; r + 8 <= rows; r += 8) multiply.template operator()<8>(r);
+  if (r + 4 <= rows) multiply.template operator()<4>(r), r += 4;
+  if (r + 2 <= rows) multiply.template operator()<2>(r), r += 2;
+  if (r < rows) multiply.template operator()<1>(r);
+}
+
 template <class Ops, class B>
 void multiply_streamed(const typename Ops::A* a, std::int64_t a_stride, std::int64_t rows,
                        const B& b, std::int64_t num_vectors, float* c, std::int64_t c_stride,
                        bool from_zero, PrefetchWalk& ahead) noexcept {
-  const int passes = static_cast<int>(rows / 8 + rows % 8 / 4 + rows % 4 / 2 + rows % 2);
-  for (std::int64_t vector = 0; vector < num_vectors; ++vector) {
-    std::int64_t r = 0;
-    const auto blocks = [&]<int kRows>() {
-      for (; r + kRows <= rows; r += kRows) {
-        stream_block<Ops, kRows, kRows == 8 ? 2 : 4>(a + r * a_stride, a_stride, b, vector,
-                                                     c + r * c_stride, c_stride, from_zero, passes,
-                                                     ahead);
-      }
-    };
-    blocks.template operator()<8>();
-    blocks.template operator()<4>();
-    blocks.template operator()<2>();
-    blocks.template operator()<1>();
-  }
+  for_row_blocks(rows, [&]<int kRows>(std::int64_t r) {
+    stream_rows<Ops, kRows, kRows == 8 ? 2 : 4>(a + r * a_stride, a_stride, b, num_vectors,
+                                                c + r * c_stride, c_stride, from_zero,
+                                                num_row_blocks(rows), ahead);
+  });
 }
 
 // A panel in scratch.

@@ -229,15 +229,21 @@ struct Bf16Base {
     const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000));
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), upper));
   }
+  // Nothing is left of what is not finite.
+  QUIRE_INLINE static Vec lower_half(Vec x, Vec upper) noexcept {
+    constexpr int kNotFinite = 0x99;
+    return _mm512_maskz_sub_ps(static_cast<__mmask16>(~_mm512_fpclass_ps_mask(x, kNotFinite)), x,
+                               upper);
+  }
   QUIRE_INLINE static void store_scaled_weights(BFloat16* p, Vec x) noexcept {
     const Vec high = upper_half(x);
     store_weights(p, high);
-    store_weights(p + kLowWeights, sub(x, high));
+    store_weights(p + kLowWeights, lower_half(x, high));
   }
   QUIRE_INLINE static void store_scaled_weights(BFloat16* p, Vec first, Vec last) noexcept {
     const Vec high[2] = {upper_half(first), upper_half(last)};
     store_bf16(p, to_bf16x32(high[0], high[1]));
-    store_bf16(p + kLowWeights, to_bf16x32(sub(first, high[0]), sub(last, high[1])));
+    store_bf16(p + kLowWeights, to_bf16x32(lower_half(first, high[0]), lower_half(last, high[1])));
   }
 
   // 0 for the keys of a V panel that no row may see.
