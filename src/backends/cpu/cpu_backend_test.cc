@@ -211,34 +211,36 @@ TEST(CpuBackend, BitsDoNotDependOnSharedBlocks) {
   }
 }
 
-// Multiplies one dim of all queries of a sequence.
-void stretch_queries(std::int64_t s, float factor, Problem& problem) {
-  const std::int64_t dims = problem.spec.head_dim;
+// Multiplies one dim of the queries of a sequence in the first `num_heads` heads.
+void stretch_queries(std::int64_t s, int num_heads, float factor, Problem& problem) {
   const auto& sequence = problem.sequences[static_cast<std::size_t>(s)];
-  const std::int64_t per_token = problem.spec.num_q_heads * dims;
-  const std::int64_t end = (sequence.first_token + sequence.q_len) * per_token;
-  for (std::int64_t i = sequence.first_token * per_token; i < end; i += dims) {
-    float& x = problem.q[static_cast<std::size_t>(i + 3)];
-    x = to_float(from_float<BFloat16>(x * factor));
+  for (std::int64_t i = 0; i < sequence.q_len; ++i) {
+    for (std::int64_t h = 0; h < num_heads; ++h) {
+      const std::int64_t row = (sequence.first_token + i) * problem.spec.num_q_heads + h;
+      float& x = problem.q[static_cast<std::size_t>(row * problem.spec.head_dim + 3)];
+      x = to_float(from_float<BFloat16>(x * factor));
+    }
   }
 }
 
-// Queries whose numbers lie far apart, next to others, over int8 keys that they share: right, and
-// each as if it were alone.
+// Queries whose numbers lie far apart, in some heads or in all, next to others, over int8 keys that
+// they share: right, and each as if it were alone, whatever threads have which heads.
 TEST(CpuBackend, QueriesOfAnySpreadOverInt8) {
   std::vector<Case> cases;
   CaseBuilder("threads/spread", conformance::Suite::kSmoke,
               {{1, 700}, {1, 700}, {4, 700}, {1, 700}, {1, 710}, {3, 50}})
+      .heads(8, 4)
       .kv(DType::kI8, ScaleGranularity::kPerTokenHead)
       .block_size(32)
       .cache(conformance::CacheStyle::kPreferred)
       .with([](Case& c) { c.shared_blocks = 16; })
       .add_to(cases);
   Problem problem = conformance::make_problem(cases.front());
-  stretch_queries(1, 3e4F, problem);
-  stretch_queries(2, 50.0F, problem);
-  stretch_queries(4, 1e30F, problem);
-  stretch_queries(5, 1e5F, problem);
+  stretch_queries(1, 8, 3e4F, problem);
+  stretch_queries(2, 1, 50.0F, problem);
+  stretch_queries(3, 1, 1e4F, problem);
+  stretch_queries(4, 8, 1e30F, problem);
+  stretch_queries(5, 3, 1e5F, problem);
   const ArrangeOptions as_is = conformance::options_of(problem);
   const std::unique_ptr<AttentionBackend> reference = make_reference_backend({});
   const OutputData want = run(*reference, problem, as_is);
@@ -246,11 +248,13 @@ TEST(CpuBackend, QueriesOfAnySpreadOverInt8) {
     const OutputData together = run(*make_level(level, 2), problem, as_is);
     expect_near(want, together, 0.03, level);
     for (std::int64_t s = 0; s < std::ssize(problem.sequences); ++s) {
-      ArrangeOptions alone = as_is;
-      alone.order = {s};
-      const OutputData got = run(*make_level(level, 1), problem, alone);
-      const auto found = conformance::compare_bits(problem, alone.order, together, got);
-      ASSERT_FALSE(found) << level << ": " << *found;
+      for (const int num_threads : {1, 4}) {
+        ArrangeOptions alone = as_is;
+        alone.order = {s};
+        const OutputData got = run(*make_level(level, num_threads), problem, alone);
+        const auto found = conformance::compare_bits(problem, alone.order, together, got);
+        ASSERT_FALSE(found) << level << ", " << num_threads << " threads: " << *found;
+      }
     }
   }
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Items over int8 K and V: by words where their queries allow it, else by Ops.
 
+// Of all heads, whichever the item has: how heads are shared out among threads must not decide how
+// they are multiplied.
 inline bool fits_words(const AttendCall& call, const WorkItem& item) noexcept {
   const std::int64_t dims = call.spec.head_dim;
   if (call.cache.format.layout != KvLayoutId::kPairTiled || call.cache.format.v_in_k ||
@@ -10,11 +12,10 @@ inline bool fits_words(const AttendCall& call, const WorkItem& item) noexcept {
   const std::int64_t group = call.spec.head_group();
   const std::int64_t first_token = call.batch.queries.begins[item.sequence];
   const auto* q = static_cast<const BFloat16*>(call.q.data);
-  for (std::int64_t h = item.kv_heads.begin; h < item.kv_heads.end; ++h) {
-    for (std::int64_t row = item.rows.begin; row < item.rows.end; ++row) {
-      const std::int64_t place = (first_token + row / group) * call.q.strides[0] +
-                                 (h * group + row % group) * call.q.strides[1];
-      if (!WordDot::fits(q + place, dims)) return false;
+  for (std::int64_t row = item.rows.begin; row < item.rows.end; ++row) {
+    const BFloat16* token = q + (first_token + row / group) * call.q.strides[0];
+    for (std::int64_t h = 0; h < call.spec.num_kv_heads; ++h) {
+      if (!WordDot::fits(token + (h * group + row % group) * call.q.strides[1], dims)) return false;
     }
   }
   return true;
