@@ -2,7 +2,7 @@
 // The algorithm of the CPU backend, once, over the vectors of a level (vec.inl) and a way to
 // multiply (Ops). Included into the level's namespace after the files that it uses.
 //
-//   load Q;  for each chunk of 64 keys, for each kv head of the item:
+//   load Q;  for each chunk of keys, for each kv head of the item:
 //     S = Q K^T;  scale, cap, slope, bias, mask;  P = online softmax;  O += P V
 //
 // The heads of a chunk come before the next chunk, so that memory is read in whole blocks.

@@ -16,7 +16,7 @@ inline constexpr std::int64_t kAbsent = -1;
 // Keys first + [begin, end) of one sequence; first is a multiple of the width. Offsets are those of
 // head 0 and dim 0, kAbsent for keys outside the range and for those that no query may see.
 struct Chunk {
-  std::int64_t width = 0;  // kChunk or kMaxChunk
+  std::int64_t width = 0;  // kChunk, twice that, or kMaxChunk
   std::int64_t first = 0;
   std::int64_t begin = 0;
   std::int64_t end = 0;

@@ -28,8 +28,7 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
       find_units<false>(v_, chunk.v, chunk.width, v_units_);
     }
     if constexpr (Ops::kOnlyTiles) {
-      take_any_tile(k_units_);
-      take_any_tile(v_units_);
+      num_tiles_ = take_any_tile(k_units_) && take_any_tile(v_units_) ? chunk.width / kPairTile : 0;
       return;
     }
     while (num_tiles_ < chunk.width / kPairTile && k_units_[num_tiles_] != nullptr) ++num_tiles_;
@@ -64,7 +63,8 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
                                                            ? scratch_.scores
                                                            : scratch_.weights) +
                     first * this->weight_stride();
-    block.num_vectors = this->visible_vectors(range);
+    block.num_vectors =
+        Ops::kOnlyTiles && num_tiles_ == 0 ? 0 : this->visible_vectors(range);  // none is there
     block.clear = this->clear_vectors(range);
     block.all_visible = this->all_visible(range);
     block.fresh = fresh;
@@ -278,11 +278,13 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
   }
 
   // Numbers that are finite whatever their bytes: a tile that is not there is masked, so that any
-  // other may be read in its place.
-  void take_any_tile(const T** units) const noexcept {
-    const std::int64_t count = this->chunk().width / kPairTile;
-    const T* present = *std::find_if(units, units + count, [](const T* x) { return x != nullptr; });
-    for (std::int64_t u = 0; u < count; ++u) units[u] = units[u] != nullptr ? units[u] : present;
+  // other may be read in its place. False if none is there.
+  bool take_any_tile(const T** units) const noexcept {
+    const T** end = units + this->chunk().width / kPairTile;
+    const T** present = std::find_if(units, end, [](const T* x) { return x != nullptr; });
+    if (present == end) return false;
+    std::replace(units, end, static_cast<const T*>(nullptr), *present);
+    return true;
   }
 
   // The weights of a chunk as Ops wants them, row by row; what it cannot hold is added here.

@@ -27,6 +27,7 @@
 #include "conformance/case_builder.h"
 #include "conformance/compare.h"
 #include "conformance/loaded_batch.h"
+#include "conformance/oracle.h"
 #include "conformance/problem.h"
 #include "conformance/random.h"
 #include "quire/error.h"
@@ -256,6 +257,113 @@ TEST(CpuBackend, QueriesOfAnySpreadOverInt8) {
         ASSERT_FALSE(found) << level << ", " << num_threads << " threads: " << *found;
       }
     }
+  }
+}
+
+// Every level within the tolerance of the contract, lse included.
+void expect_within_contract(const Problem& problem, const std::string& what) {
+  const conformance::Expected expected = conformance::expect(problem);
+  for (const std::string& level : cpu_isa_levels()) {
+    const OutputData got = run(*make_level(level, 2), problem, conformance::options_of(problem));
+    conformance::Accuracy accuracy;
+    const auto found = conformance::compare(
+        expected, got, {problem.num_tokens, problem.spec.num_q_heads, problem.spec.value_dim},
+        conformance::RowNames(problem), accuracy);
+    EXPECT_FALSE(found) << level << ", " << what << ": " << *found;
+  }
+}
+
+Problem int8_problem(std::vector<conformance::SequenceShape> shapes, int head_dim, DType out) {
+  std::vector<Case> cases;
+  CaseBuilder("int8", conformance::Suite::kSmoke, std::move(shapes))
+      .heads(8, 2)
+      .dims(head_dim, 64)
+      .kv(DType::kI8, ScaleGranularity::kPerTokenHead)
+      .block_size(16)
+      .cache(conformance::CacheStyle::kPreferred)
+      .with([out](Case& c) { c.spec.out_dtype = out; })
+      .add_to(cases);
+  return conformance::make_problem(cases.front());
+}
+
+// Some dims of the queries are far larger than the others, and no key has anything there: the
+// others decide. Also where a sum of their magnitudes has no place in f32.
+TEST(CpuBackend, FarDimsOfQueriesCostTheOthersNothing) {
+  struct Far {
+    int head_dim;
+    int num_far;
+    float far;
+    float others;
+  };
+  for (const auto& [head_dim, num_far, far, others] :
+       {Far{32, 1, 20.0F, 1.0F}, Far{32, 1, 64.0F, 1.0F}, Far{32, 1, 3e4F, 1.0F},
+        Far{128, 5, 100.0F, 1.0F}, Far{128, 5, 3e4F, 1.0F}, Far{128, 1, 1e38F, 1e34F}}) {
+    for (const std::int32_t kv_len : {1, 300}) {
+      Problem problem = int8_problem({{1, kv_len}}, head_dim, DType::kBF16);
+      problem.scale /= others;
+      for (std::size_t i = 0; i < problem.q.size(); ++i) {
+        const bool is_far = static_cast<int>(i) % head_dim < num_far;
+        problem.q[i] = to_float(from_float<BFloat16>(is_far ? far : problem.q[i] * others));
+      }
+      for (std::size_t i = 0; i < problem.k.stored.size(); ++i) {
+        if (static_cast<int>(i) % head_dim < num_far) problem.k.stored[i] = 0.0F;
+      }
+      expect_within_contract(problem, "dims " + std::to_string(head_dim) + ", far " +
+                                          std::to_string(far) + ", kv_len " +
+                                          std::to_string(kv_len));
+    }
+  }
+}
+
+// One key that takes nearly all of the weight and brings nothing: what is left to the others
+// counts.
+TEST(CpuBackend, AHeavyKeyCostsTheOthersNothing) {
+  for (const DType out : {DType::kBF16, DType::kF32}) {
+    for (const float gap : {6.0F, 8.0F, 10.0F}) {
+      Problem problem = int8_problem({{1, 128}, {1, 700}, {3, 300}}, 64, out);
+      const auto num_heads = static_cast<std::int64_t>(problem.spec.num_kv_heads);
+      for (float& scale : problem.k.scales) scale = 3.0F / 127;
+      for (float& scale : problem.v.scales) scale = 3.0F / 127;
+      problem.v.max_magnitude = 3.0;
+      for (std::size_t i = 0; i < problem.q.size(); i += 64) {
+        problem.q[i] = to_float(from_float<BFloat16>(gap * 8 / 3));
+      }
+      for (std::size_t i = 0; i < problem.k.stored.size(); i += 64) problem.k.stored[i] = 0.0F;
+      for (std::int64_t s = 0; s < std::ssize(problem.sequences); ++s) {
+        for (std::int64_t h = 0; h < num_heads; ++h) {
+          const std::int64_t first = (problem.slot(s, 0) * num_heads + h) * 64;
+          std::fill_n(problem.k.stored.begin() + first, 64, 0.0F);
+          std::fill_n(problem.v.stored.begin() + first, 64, 0.0F);
+          problem.k.stored[static_cast<std::size_t>(first)] = 127.0F;
+        }
+      }
+      expect_within_contract(problem, "gap " + std::to_string(gap));
+    }
+  }
+}
+
+// The last new keys are in a chunk of their own, and the tree hides all of them.
+TEST(CpuBackend, NothingOfAChunkIsSeen) {
+  for (const auto& [dtype, scales] : {std::pair{DType::kBF16, ScaleGranularity::kNone},
+                                      std::pair{DType::kF8E4M3, ScaleGranularity::kPerTensor},
+                                      std::pair{DType::kI8, ScaleGranularity::kPerTokenHead}}) {
+    std::vector<Case> cases;
+    CaseBuilder("tree", conformance::Suite::kSmoke, {{4, 131}})
+        .heads(8, 2)
+        .kv(dtype, scales)
+        .block_size(16)
+        .cache(conformance::CacheStyle::kPreferred)
+        .tree(conformance::TreeStyle::kChain)
+        .add_to(cases);
+    Problem problem = conformance::make_problem(cases.front());
+    for (std::int64_t s = 0; s < std::ssize(problem.sequences); ++s) {
+      auto& tree = problem.sequences[static_cast<std::size_t>(s)].tree;
+      for (std::size_t i = 0; i < tree.size(); ++i) tree[i] = i % 4 == 0 ? 1 : 0;
+      for (std::int64_t j = 128; j < 131; ++j) {
+        problem.seen[static_cast<std::size_t>(problem.slot(s, j))] = 0;
+      }
+    }
+    expect_within_contract(problem, std::string(dtype_name(dtype)));
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Items over int8 K and V: by words where their queries allow it, else by Ops.
+// Items over int8 K and V: by words where their queries allow it.
 
 // Of all heads, whichever the item has: how heads are shared out among threads must not decide how
 // they are multiplied.

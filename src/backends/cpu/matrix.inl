@@ -209,11 +209,11 @@ QUIRE_INLINE void for_row_blocks(std::int64_t rows, Multiply&& multiply) noexcep
 template <class Ops, class B>
 void multiply_streamed(const typename Ops::A* a, std::int64_t a_stride, std::int64_t rows,
                        const B& b, std::int64_t num_vectors, float* c, std::int64_t c_stride,
-                       bool from_zero, PrefetchWalk& ahead) noexcept {
+                       bool from_zero, int passes, PrefetchWalk& ahead) noexcept {
   for_row_blocks(rows, [&]<int kRows>(std::int64_t r) {
     stream_rows<Ops, kRows, kRows == 8 ? 2 : 4>(a + r * a_stride, a_stride, b, num_vectors,
-                                                c + r * c_stride, c_stride, from_zero,
-                                                num_row_blocks(rows), ahead);
+                                                c + r * c_stride, c_stride, from_zero, passes,
+                                                ahead);
   });
 }
 

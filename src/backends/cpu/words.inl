@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // int8 K and V by products of 16-bit integers: making words of bytes is one instruction where bf16
-// takes five. Queries and weights become words too, each row with a power of two of its own; a
-// weight loses less than in bf16, and queries whose numbers lie too far apart are left to bf16
-// (int8_items.inl). Included after f32_ops.inl.
+// takes five. A row of Q becomes words with a power of two of its own, which holds most queries of
+// bf16 exactly; those that it does not are left to bf16 (int8_items.inl). Weights take two words
+// each: a few large ones must not cost the many small ones their digits. Included after
+// f32_ops.inl.
 
 struct WordDot : F32 {
-  // A row of Q or of weights: words from its first float on, their exponent in its last.
+  // A row of Q or of weights: words from its first float on, their exponent in its last. The lower
+  // words of weights begin kLowWords floats further on, 15 powers of two below.
   using Pair = __m512i;
   using Operand = __m512i;
   using Sum = __m512i;
@@ -18,10 +20,12 @@ struct WordDot : F32 {
   static constexpr std::int64_t few_rows_chunk() noexcept {
     return kWideChunk;
   }
-  // Sums of products of 15 and 7 bits fit 31.
+  static constexpr std::int64_t kLowWords = kWideChunk / 2;
+  // Sums fit 31 bits: the largest word of a bf16 query is 32640, of a byte 128.
   static constexpr std::int64_t kMaxDims = 512;
-  // What is rounded to 15 bits of the largest of a row may be this much smaller on average.
-  static constexpr float kMaxSpread = 32.0F;
+  static_assert(kMaxDims * 32640 * 128 < std::int64_t{1} << 31);
+  // What the words of a row of Q may lose, as a share of the numbers that may lose something.
+  static constexpr float kMaxLoss = 0x1p-11F;
 
   QUIRE_INLINE static Vec power_of_two(Vec x) noexcept { return exp2<3>(x); }
   template <class T>
@@ -34,19 +38,36 @@ struct WordDot : F32 {
     return 0;
   }
 
-  // May a row of Q be rounded to words? Not if it holds what is not finite.
+  // In words a number is x * 2^-exponent, rounded: the largest of them has 15 bits.
+  static float exponent_of(float max) noexcept {
+    const int biased = __builtin_bit_cast(std::int32_t, max) >> 23;
+    return static_cast<float>(biased - 127 - 14);
+  }
+
+  // May a row of Q be rounded to words? bf16 has eight digits: what is not smaller than the largest
+  // by seven powers of two is exact. Not if it holds what is not finite.
   template <class T>
   static bool fits(const T* q, std::int64_t dims) noexcept {
-    Vec sum = zero();
     Vec top = zero();
+    Vec differences = zero();  // NaN if one is not finite
     for (std::int64_t d = 0; d < dims; d += kLanes) {
-      const Vec x = abs(load_part(q + d, dims - d));
-      sum = add(sum, x);
-      top = max_of(x, top);
+      const Vec x = load_part(q + d, dims - d);
+      top = max_of(abs(x), top);
+      differences = add(differences, sub(x, x));
     }
-    const float total = reduce_add(sum);
-    return reduce_max(top) * static_cast<float>(dims) <= kMaxSpread * total &&
-           total <= std::numeric_limits<float>::max();
+    if (any_nan(differences)) return false;
+    const Vec up = set1(-exponent_of(reduce_max(top)));
+    Vec lost = zero();
+    Vec small = zero();
+    for (std::int64_t d = 0; d < dims; d += kLanes) {
+      const Vec x = abs(_mm512_scalef_ps(load_part(q + d, dims - d), up));
+      lost = add(lost, abs(sub(x, round_to_integer(x))));
+      small = add(small, _mm512_min_ps(x, set1(0x1p7F)));
+    }
+    return reduce_add(lost) <= kMaxLoss * reduce_add(small);
+  }
+  QUIRE_INLINE static Vec round_to_integer(Vec x) noexcept {
+    return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
 
   template <class T>
@@ -58,26 +79,22 @@ struct WordDot : F32 {
       store(out + d, x);
       top = max_of(abs(x), top);
     }
-    round_row(out, stride, stride, reduce_max(top));
-  }
-
-  // `count` floats of a row become words in their place. `max` is the largest magnitude, finite.
-  static void round_row(float* row, std::int64_t stride, std::int64_t count, float max) noexcept {
-    const int biased = __builtin_bit_cast(std::int32_t, max) >> 23;
-    const auto exponent = static_cast<float>(biased - 127 - 14);
-    const Vec up = set1(-exponent);
-    auto* words = reinterpret_cast<std::int16_t*>(row);
-    for (std::int64_t i = 0; i < count; i += kLanes) {
-      const __m512i x = _mm512_cvtps_epi32(_mm512_scalef_ps(load(row + i), up));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(words + i), _mm512_cvtsepi32_epi16(x));
+    const float exponent = exponent_of(reduce_max(top));
+    for (std::int64_t d = 0; d < stride; d += kLanes) {  // in their place: behind what is read
+      store_words(out, d, round_to_integer(_mm512_scalef_ps(load(out + d), set1(-exponent))));
     }
-    row[stride - 1] = exponent;
+    out[stride - 1] = exponent;
+  }
+  // Words i .. i + 15 of those that begin at `row`, saturated.
+  QUIRE_INLINE static void store_words(float* row, std::int64_t i, Vec integers) noexcept {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(reinterpret_cast<std::int16_t*>(row) + i),
+                        _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(integers)));
   }
 
-  // Where a row of weights has something that is not finite; else the row becomes words.
+  // `count` weights of a row become words in their place, unless one is not finite.
   static bool round_weights(float* row, std::int64_t stride, std::int64_t count) noexcept {
     Vec top = zero();
-    Vec differences = zero();  // NaN if one is not finite
+    Vec differences = zero();
     for (std::int64_t i = 0; i < count; i += kLanes) {
       const Vec x = load(row + i);
       top = max_of(abs(x), top);
@@ -85,7 +102,16 @@ struct WordDot : F32 {
     }
     if (any_nan(differences)) [[unlikely]]
       return false;
-    round_row(row, stride, count, reduce_max(top));
+    const float exponent = exponent_of(reduce_max(top));
+    alignas(64) float low[kLowWords];  // whose place holds weights that are still to be read
+    for (std::int64_t i = 0; i < count; i += kLanes) {
+      const Vec x = _mm512_scalef_ps(load(row + i), set1(-exponent));
+      const Vec high = _mm512_min_ps(round_to_integer(x), set1(32767.0F));
+      store_words(row, i, high);
+      store_words(low, i, mul(sub(x, high), set1(0x1p15F)));
+    }
+    std::copy_n(low, count / 2, row + kLowWords);
+    row[stride - 1] = exponent;
     return true;
   }
 
@@ -118,7 +144,31 @@ struct WordDot : F32 {
   template <class B>
   static void multiply(const float* a, bool /*low*/, std::int64_t a_stride, std::int64_t rows,
                        const B& b, std::int64_t num_vectors, float* c, std::int64_t c_stride,
-                       bool from_zero, PrefetchWalk& ahead) noexcept {
-    multiply_streamed<WordDot>(a, a_stride, rows, b, num_vectors, c, c_stride, from_zero, ahead);
+                       bool from_zero, PrefetchWalk& ahead) noexcept;
+};
+
+// The lower words of weights.
+struct LowWordDot : WordDot {
+  template <int kSteps>
+  QUIRE_INLINE static Vec total(const Sum (&sum)[kSteps], const float* row,
+                                std::int64_t stride) noexcept {
+    return _mm512_scalef_ps(WordDot::total(sum, row, stride), set1(-15.0F));
+  }
+  QUIRE_INLINE static Operand step_of_row(const float* row, std::int64_t step) noexcept {
+    return WordDot::step_of_row(row + kLowWords, step);
   }
 };
+
+template <class B>
+void WordDot::multiply(const float* a, bool /*low*/, std::int64_t a_stride, std::int64_t rows,
+                       const B& b, std::int64_t num_vectors, float* c, std::int64_t c_stride,
+                       bool from_zero, PrefetchWalk& ahead) noexcept {
+  constexpr bool kValues = std::is_same_v<B, TiledValues<WordDot, std::int8_t>>;
+  const int passes = num_row_blocks(rows) * (kValues ? 2 : 1);
+  multiply_streamed<WordDot>(a, a_stride, rows, b, num_vectors, c, c_stride, from_zero, passes,
+                             ahead);
+  if constexpr (kValues) {
+    multiply_streamed<LowWordDot>(a, a_stride, rows, b, num_vectors, c, c_stride, false, passes,
+                                  ahead);
+  }
+}

@@ -122,12 +122,13 @@ struct Bf16Dot : Bf16Base {
   template <class T>
   static void accumulate_rows(const BFloat16* a, std::int64_t a_stride, std::int64_t rows,
                               const PlainValues<Bf16Dot, T>& b, std::int64_t num_vectors, float* c,
-                              std::int64_t c_stride, bool from_zero, PrefetchWalk& ahead) noexcept {
+                              std::int64_t c_stride, bool from_zero, int passes,
+                              PrefetchWalk& ahead) noexcept {
     const std::int64_t dims = num_vectors * kLanes;
     for_row_blocks(rows, [&]<int kRows>(std::int64_t r) {
       const auto accumulate = [&]<int kParts>(std::int64_t dim) {
         accumulate_dims<kRows, kParts>(a + r * a_stride, a_stride, b, dim, c + r * c_stride + dim,
-                                       c_stride, from_zero, num_row_blocks(rows), ahead);
+                                       c_stride, from_zero, passes, ahead);
       };
       constexpr int kParts = kRows == 8 ? 1 : kRows == 4 ? 2 : 4;
       std::int64_t dim = 0;
@@ -247,28 +248,22 @@ struct Bf16Dot : Bf16Base {
   static void multiply(const BFloat16* a, bool low, std::int64_t a_stride, std::int64_t rows,
                        const B& b, std::int64_t num_vectors, float* c, std::int64_t c_stride,
                        bool from_zero, PrefetchWalk& ahead) noexcept {
-    if constexpr (is_plain(static_cast<const B*>(nullptr))) {
-      accumulate_rows(a, a_stride, rows, b, num_vectors, c, c_stride, from_zero, ahead);
-      if (low) {
-        accumulate_rows(a + kLowWeights, a_stride, rows, b, num_vectors, c, c_stride, false, ahead);
-      }
-      return;
-    } else if constexpr (is_tiled(static_cast<const B*>(nullptr))) {
-      if (rows <= kStreamedRows) {
-        multiply_streamed<Bf16Dot>(a, a_stride, rows, b, num_vectors, c, c_stride, from_zero,
-                                   ahead);
-        if (low) {
-          multiply_streamed<Bf16Dot>(a + kLowWeights, a_stride, rows, b, num_vectors, c, c_stride,
-                                     false, ahead);
+    const int passes = num_row_blocks(rows) * (low ? 2 : 1);
+    const auto multiply_part = [&](const BFloat16* part, bool fresh) {
+      if constexpr (is_plain(static_cast<const B*>(nullptr))) {
+        accumulate_rows(part, a_stride, rows, b, num_vectors, c, c_stride, fresh, passes, ahead);
+      } else {
+        if constexpr (is_tiled(static_cast<const B*>(nullptr))) {
+          if (rows <= kStreamedRows) {
+            multiply_streamed<Bf16Dot>(part, a_stride, rows, b, num_vectors, c, c_stride, fresh,
+                                       passes, ahead);
+            return;
+          }
         }
-        return;
+        multiply_vectors<Bf16Dot>(part, a_stride, rows, b, num_vectors, c, c_stride, fresh, ahead);
       }
-    }
-    if constexpr (!is_plain(static_cast<const B*>(nullptr))) {
-      multiply_vectors<Bf16Dot>(a, a_stride, rows, b, num_vectors, c, c_stride, from_zero, ahead);
-      if (!low) return;
-      multiply_vectors<Bf16Dot>(a + kLowWeights, a_stride, rows, b, num_vectors, c, c_stride, false,
-                                ahead);
-    }
+    };
+    multiply_part(a, from_zero);
+    if (low) multiply_part(a + kLowWeights, false);
   }
 };
