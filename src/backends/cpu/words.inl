@@ -7,7 +7,7 @@
 
 struct WordDot : F32 {
   // A row of Q or of weights: words from its first float on, their exponent in its last. The lower
-  // words of weights begin kLowWords floats further on, 15 powers of two below.
+  // words of weights begin kLowPart floats further on, 15 powers of two below.
   using Pair = __m512i;
   using Operand = __m512i;
   using Sum = __m512i;
@@ -20,7 +20,7 @@ struct WordDot : F32 {
   static constexpr std::int64_t few_rows_chunk() noexcept {
     return kWideChunk;
   }
-  static constexpr std::int64_t kLowWords = kWideChunk / 2;
+  static constexpr std::int64_t kLowPart = kWideChunk / 2;
   // Sums fit 31 bits: the largest word of a bf16 query is 32640, of a byte 128.
   static constexpr std::int64_t kMaxDims = 512;
   static_assert(kMaxDims * 32640 * 128 < std::int64_t{1} << 31);
@@ -103,14 +103,14 @@ struct WordDot : F32 {
     if (any_nan(differences)) [[unlikely]]
       return false;
     const float exponent = exponent_of(reduce_max(top));
-    alignas(64) float low[kLowWords];  // whose place holds weights that are still to be read
+    alignas(64) float low[kLowPart];  // whose place holds weights that are still to be read
     for (std::int64_t i = 0; i < count; i += kLanes) {
       const Vec x = _mm512_scalef_ps(load(row + i), set1(-exponent));
       const Vec high = _mm512_min_ps(round_to_integer(x), set1(32767.0F));
       store_words(row, i, high);
       store_words(low, i, mul(sub(x, high), set1(0x1p15F)));
     }
-    std::copy_n(low, count / 2, row + kLowWords);
+    std::copy_n(low, count / 2, row + kLowPart);
     row[stride - 1] = exponent;
     return true;
   }
@@ -120,13 +120,16 @@ struct WordDot : F32 {
   QUIRE_INLINE static Sum add_products(Sum sum, Pair x, Operand factor) noexcept {
     return dot_words(sum, x, factor);
   }
-  template <int kSteps>
-  QUIRE_INLINE static Vec total(const Sum (&sum)[kSteps], const float* row,
+  template <int kParts, int kSteps>
+  QUIRE_INLINE static Vec total(const Sum (&sum)[kParts][kSteps], const float* row,
                                 std::int64_t stride) noexcept {
-    Sum all = _mm512_add_epi32(sum[0], sum[1]);
-    if constexpr (kSteps == 4) all = _mm512_add_epi32(all, _mm512_add_epi32(sum[2], sum[3]));
-    return _mm512_scalef_ps(_mm512_cvtepi32_ps(all), set1(row[stride - 1]));
+    const Vec exponent = set1(row[stride - 1]);
+    const Vec high = _mm512_scalef_ps(_mm512_cvtepi32_ps(add_up<WordDot>(sum[0])), exponent);
+    if constexpr (kParts == 1) return high;
+    const Vec low = _mm512_cvtepi32_ps(add_up<WordDot>(sum[kParts - 1]));
+    return add(high, _mm512_scalef_ps(low, sub(exponent, set1(15.0F))));
   }
+  QUIRE_INLINE static Sum add_sums(Sum x, Sum y) noexcept { return _mm512_add_epi32(x, y); }
   QUIRE_INLINE static Operand step_of_row(const float* row, std::int64_t step) noexcept {
     int words;
     __builtin_memcpy(&words, row + step, sizeof(words));
@@ -144,31 +147,9 @@ struct WordDot : F32 {
   template <class B>
   static void multiply(const float* a, bool /*low*/, std::int64_t a_stride, std::int64_t rows,
                        const B& b, std::int64_t num_vectors, float* c, std::int64_t c_stride,
-                       bool from_zero, PrefetchWalk& ahead) noexcept;
-};
-
-// The lower words of weights.
-struct LowWordDot : WordDot {
-  template <int kSteps>
-  QUIRE_INLINE static Vec total(const Sum (&sum)[kSteps], const float* row,
-                                std::int64_t stride) noexcept {
-    return _mm512_scalef_ps(WordDot::total(sum, row, stride), set1(-15.0F));
-  }
-  QUIRE_INLINE static Operand step_of_row(const float* row, std::int64_t step) noexcept {
-    return WordDot::step_of_row(row + kLowWords, step);
-  }
-};
-
-template <class B>
-void WordDot::multiply(const float* a, bool /*low*/, std::int64_t a_stride, std::int64_t rows,
-                       const B& b, std::int64_t num_vectors, float* c, std::int64_t c_stride,
                        bool from_zero, PrefetchWalk& ahead) noexcept {
-  constexpr bool kValues = std::is_same_v<B, TiledValues<WordDot, std::int8_t>>;
-  const int passes = num_row_blocks(rows) * (kValues ? 2 : 1);
-  multiply_streamed<WordDot>(a, a_stride, rows, b, num_vectors, c, c_stride, from_zero, passes,
-                             ahead);
-  if constexpr (kValues) {
-    multiply_streamed<LowWordDot>(a, a_stride, rows, b, num_vectors, c, c_stride, false, passes,
-                                  ahead);
+    constexpr int kParts = std::is_same_v<B, TiledValues<WordDot, std::int8_t>> ? 2 : 1;
+    multiply_streamed<WordDot, kParts>(a, a_stride, rows, b, num_vectors, c, c_stride, from_zero,
+                                       ahead);
   }
-}
+};

@@ -218,12 +218,14 @@ struct Bf16Dot : Bf16Base {
   QUIRE_INLINE static Sum add_products(Sum sum, Pair x, Operand factor) noexcept {
     return dot_pairs(sum, x, factor);
   }
-  template <int kSteps>
-  QUIRE_INLINE static Vec total(const Sum (&sum)[kSteps], const BFloat16* /*row*/,
+  static constexpr std::int64_t kLowPart = kLowWeights;
+  template <int kParts, int kSteps>
+  QUIRE_INLINE static Vec total(const Sum (&sum)[kParts][kSteps], const BFloat16* /*row*/,
                                 std::int64_t /*stride*/) noexcept {
-    if constexpr (kSteps == 2) return add(sum[0], sum[1]);
-    if constexpr (kSteps == 4) return add(add(sum[0], sum[1]), add(sum[2], sum[3]));
+    if constexpr (kParts == 1) return add_up<Bf16Dot>(sum[0]);
+    return add(add_up<Bf16Dot>(sum[0]), add_up<Bf16Dot>(sum[kParts - 1]));
   }
+  QUIRE_INLINE static Sum add_sums(Sum x, Sum y) noexcept { return add(x, y); }
   QUIRE_INLINE static Operand step_of_row(const BFloat16* row, std::int64_t step) noexcept {
     return broadcast<0>(row + 2 * step);
   }
@@ -248,18 +250,20 @@ struct Bf16Dot : Bf16Base {
   static void multiply(const BFloat16* a, bool low, std::int64_t a_stride, std::int64_t rows,
                        const B& b, std::int64_t num_vectors, float* c, std::int64_t c_stride,
                        bool from_zero, PrefetchWalk& ahead) noexcept {
-    const int passes = num_row_blocks(rows) * (low ? 2 : 1);
+    if constexpr (is_tiled(static_cast<const B*>(nullptr))) {
+      if (rows <= kStreamedRows) {
+        low ? multiply_streamed<Bf16Dot, 2>(a, a_stride, rows, b, num_vectors, c, c_stride,
+                                            from_zero, ahead)
+            : multiply_streamed<Bf16Dot, 1>(a, a_stride, rows, b, num_vectors, c, c_stride,
+                                            from_zero, ahead);
+        return;
+      }
+    }
     const auto multiply_part = [&](const BFloat16* part, bool fresh) {
       if constexpr (is_plain(static_cast<const B*>(nullptr))) {
-        accumulate_rows(part, a_stride, rows, b, num_vectors, c, c_stride, fresh, passes, ahead);
+        accumulate_rows(part, a_stride, rows, b, num_vectors, c, c_stride, fresh,
+                        num_row_blocks(rows) * (low ? 2 : 1), ahead);
       } else {
-        if constexpr (is_tiled(static_cast<const B*>(nullptr))) {
-          if (rows <= kStreamedRows) {
-            multiply_streamed<Bf16Dot>(part, a_stride, rows, b, num_vectors, c, c_stride, fresh,
-                                       passes, ahead);
-            return;
-          }
-        }
         multiply_vectors<Bf16Dot>(part, a_stride, rows, b, num_vectors, c, c_stride, fresh, ahead);
       }
     };
