@@ -292,7 +292,7 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
     const std::int64_t count = block.num_vectors * kLanes;
     for (std::int64_t r = 0; r < block.rows.size(); ++r) {
       float* weights = block.weights + r * this->weight_stride();
-      if (Ops::round_weights(weights, this->weight_stride(), count)) continue;
+      if (Ops::round_row(weights, this->weight_stride(), count)) continue;
       float* o = block.states.o(r);
       for (std::int64_t j = 0; j < count; ++j) {
         if (weights[j] == 0.0F) continue;
@@ -302,7 +302,7 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
         }
       }
       fill_zero(weights, count);
-      Ops::round_weights(weights, this->weight_stride(), count);
+      Ops::round_row(weights, this->weight_stride(), count);
     }
   }
 

@@ -92,7 +92,7 @@ struct WordDot : F32 {
   }
 
   // `count` weights of a row become words in their place, unless one is not finite.
-  static bool round_weights(float* row, std::int64_t stride, std::int64_t count) noexcept {
+  static bool round_row(float* row, std::int64_t stride, std::int64_t count) noexcept {
     Vec top = zero();
     Vec differences = zero();
     for (std::int64_t i = 0; i < count; i += kLanes) {

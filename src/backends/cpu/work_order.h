@@ -5,8 +5,8 @@
 // that decides the bits. This decides the rest, from the whole batch and the number of threads:
 //   - Sequences with the costliest items come first, so that short work fills up the end.
 //   - Where there are too few items for all threads, the kv heads of each are cut into parts: one
-//     for each thread of a single item, more of several. The bits of a head do not depend on the
-//     heads beside it.
+//     for each thread of a single item, more of several. The bits of a head do not depend on
+//     which heads are in its part.
 //   - The last of many items are cut more finely, so that threads end at about the same time.
 //   - Sequences with the same blocks, one behind the other in the order, share a pass over them
 //     where that leaves enough work for all threads.
