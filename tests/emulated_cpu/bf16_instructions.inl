@@ -46,3 +46,12 @@ QUIRE_INLINE __m512i to_bf16x32(__m512 first, __m512 last) noexcept {
 QUIRE_INLINE __m512i dot_words(__m512i sum, __m512i a, __m512i b) noexcept {
   return _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
 }
+
+QUIRE_INLINE __m512i dot_bytes(__m512i sum, __m512i a, __m512i b) noexcept {
+  const __m512i even = _mm512_and_si512(a, _mm512_set1_epi16(0xff));
+  const __m512i odd = _mm512_srli_epi16(a, 8);
+  const __m512i even_b = _mm512_srai_epi16(_mm512_slli_epi16(b, 8), 8);
+  const __m512i odd_b = _mm512_srai_epi16(b, 8);
+  sum = _mm512_add_epi32(sum, _mm512_madd_epi16(even, even_b));
+  return _mm512_add_epi32(sum, _mm512_madd_epi16(odd, odd_b));
+}

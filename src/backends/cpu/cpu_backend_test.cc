@@ -367,8 +367,9 @@ TEST(CpuBackend, NothingOfAChunkIsSeen) {
   }
 }
 
-// A scale of V that is not finite reaches those who see its key, in every dim that f32 gives it.
-TEST(CpuBackend, ScalesThatAreNotFinite) {
+// A scale of V that is not finite reaches those who see its key, in every dim that f32 gives it;
+// one below 0 turns its key around.
+TEST(CpuBackend, ScalesOfEveryKind) {
   const std::unique_ptr<AttentionBackend> reference = make_reference_backend({});
   for (const float scale :
        {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),

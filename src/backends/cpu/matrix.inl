@@ -148,12 +148,14 @@ void multiply_vectors(const typename Ops::A* a, std::int64_t a_stride, std::int6
 // core of Zen4. `passes` is how many such blocks of rows read the same columns; each fetches its
 // share of what is read next.
 //
-// With kParts 2 a number of A is the sum of two, which lie Ops::kLowPart apart.
+// With kParts above 1 a number of A is the sum of several, which lie Ops::kPart apart. A step is
+// Ops::kPairsOfStep pairs.
 template <class Ops, int kRows, int kParts, int kSplit, class B>
 void stream_rows(const typename Ops::A* a, std::int64_t a_stride, const B& b,
                  std::int64_t num_vectors, float* c, std::int64_t c_stride, bool from_zero,
                  int passes, PrefetchWalk& ahead) noexcept {
-  constexpr int kLines = std::max(1, kSplit * B::kFetchBytes / 64);
+  constexpr int kPairs = Ops::kPairsOfStep;
+  constexpr int kLines = std::max(1, kSplit * kPairs * B::kFetchBytes / 64);
   PrefetchWalk::Cursor fetch(ahead, passes);
   for (std::int64_t vector = 0; vector < num_vectors; ++vector, c += kLanes) {
     typename Ops::Sum sum[kRows][kParts][kSplit];
@@ -174,7 +176,7 @@ void stream_rows(const typename Ops::A* a, std::int64_t a_stride, const B& b,
           for (int i = 0; i < kParts * kSteps; ++i) {
             const int part = i / kSteps;
             const int k = i % kSteps;
-            const typename Ops::A* row = a + r * a_stride + part * Ops::kLowPart;
+            const typename Ops::A* row = a + r * a_stride + part * Ops::kPart;
             sum[r][part][k] =
                 Ops::add_products(sum[r][part][k], x[k], Ops::step_of_row(row, step + k));
           }
@@ -182,12 +184,12 @@ void stream_rows(const typename Ops::A* a, std::int64_t a_stride, const B& b,
         step += kSteps;
       };
       std::int64_t pair = 0;
-      for (; pair + kSplit <= b.pairs; pair += kSplit) {
+      for (; pair + kSplit * kPairs <= b.pairs; pair += kSplit * kPairs) {
         multiply_steps.template operator()<kSplit>(pair);
         if (fetch.turn()) fetch.template step<kLines>();
       }
       if constexpr (kSplit > 1) {
-        for (; pair < b.pairs; ++pair) multiply_steps.template operator()<1>(pair);
+        for (; pair < b.pairs; pair += kPairs) multiply_steps.template operator()<1>(pair);
       }
     }
     float* place = c;
@@ -229,7 +231,8 @@ void multiply_streamed(const typename Ops::A* a, std::int64_t a_stride, std::int
                        const B& b, std::int64_t num_vectors, float* c, std::int64_t c_stride,
                        bool from_zero, PrefetchWalk& ahead) noexcept {
   for_row_blocks(rows, [&]<int kRows>(std::int64_t r) {
-    constexpr int kSplit = std::min(4, 16 / (kRows * kParts));
+    constexpr int kSums = kRows * kParts;
+    constexpr int kSplit = kSums > 8 ? 1 : kSums > 4 ? 2 : 4;  // up to 24 sums in registers
     stream_rows<Ops, kRows, kParts, kSplit>(a + r * a_stride, a_stride, b, num_vectors,
                                             c + r * c_stride, c_stride, from_zero,
                                             num_row_blocks(rows), ahead);

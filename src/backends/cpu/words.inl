@@ -1,13 +1,90 @@
 // SPDX-License-Identifier: Apache-2.0
-// int8 K and V by products of 16-bit integers: making words of bytes is one instruction where bf16
-// takes five. A row of Q becomes words with a power of two of its own, which holds most queries of
-// bf16 exactly; those that it does not are left to bf16 (int8_items.inl). Weights take two words
-// each: a few large ones must not cost the many small ones their digits. Included after
+// int8 K and V without making bf16 of them, which takes five instructions for 32 numbers. K by
+// products of 16-bit integers: a row of Q becomes words with a power of two of its own, which holds
+// most queries of bf16 exactly; those that it does not are left to bf16 (int8_items.inl). V by
+// products of bytes: a weight takes three digits of 8 bits, all that f32 has of the largest of its
+// row, because a few large ones must not cost the many small ones their digits. Included after
 // f32_ops.inl.
 
+// Weights and V.
+struct DigitDot {
+  // A row: the first digits of all weights, then the second, then the third; the exponent of the
+  // last ones in its last float.
+  using A = float;
+  using Pair = __m512i;
+  using Sum = __m512i;
+  static constexpr std::int64_t kMaxKeys = 2 * kChunk;
+  static constexpr int kDigits = 3;
+  static constexpr std::int64_t kPart = kMaxKeys / static_cast<std::int64_t>(sizeof(float));
+  static constexpr int kPairsOfStep = 2;  // four keys
+
+  // `count` weights of a row become digits in their place, unless one is negative or not finite.
+  static bool round_row(float* row, std::int64_t stride, std::int64_t count) noexcept {
+    Vec top = zero();
+    Vec bottom = zero();
+    Vec differences = zero();  // NaN if one is not finite
+    for (std::int64_t i = 0; i < count; i += kLanes) {
+      const Vec x = load(row + i);
+      top = max_of(x, top);
+      bottom = _mm512_min_ps(x, bottom);
+      differences = add(differences, sub(x, x));
+    }
+    if (any_nan(differences) || any_greater(zero(), bottom)) [[unlikely]]
+      return false;
+    const int biased = __builtin_bit_cast(std::int32_t, reduce_max(top)) >> 23;
+    const auto exponent = static_cast<float>(biased - 127 - 23);
+    alignas(64) std::uint8_t digits[kDigits][kMaxKeys];  // weights are still to be read
+    for (std::int64_t i = 0; i < count; i += kLanes) {
+      const __m512i x = _mm512_cvtps_epi32(_mm512_scalef_ps(load(row + i), set1(-exponent)));
+      const auto put = [&](int digit, __m512i bytes) QUIRE_INLINE_LAMBDA {
+        _mm_store_si128(reinterpret_cast<__m128i*>(digits[digit] + i), _mm512_cvtepi32_epi8(bytes));
+      };
+      put(0, _mm512_srli_epi32(x, 16));
+      put(1, _mm512_srli_epi32(x, 8));
+      put(2, x);
+    }
+    for (int digit = 0; digit < kDigits; ++digit) {
+      std::copy_n(digits[digit], count, reinterpret_cast<std::uint8_t*>(row + digit * kPart));
+    }
+    row[stride - 1] = exponent;
+    return true;
+  }
+
+  QUIRE_INLINE static Sum no_sum() noexcept { return _mm512_setzero_si512(); }
+  QUIRE_INLINE static Sum add_sums(Sum x, Sum y) noexcept { return _mm512_add_epi32(x, y); }
+  QUIRE_INLINE static Sum add_products(Sum sum, Pair x, __m512i digits) noexcept {
+    return dot_bytes(sum, digits, x);
+  }
+  template <int kSteps>
+  QUIRE_INLINE static Vec total(const Sum (&sum)[kDigits][kSteps], const float* row,
+                                std::int64_t stride) noexcept {
+    const auto part = [&](int digit) QUIRE_INLINE_LAMBDA {
+      return _mm512_cvtepi32_ps(add_up<DigitDot>(sum[digit]));
+    };
+    const Vec all = fma(fma(part(0), set1(256.0F), part(1)), set1(256.0F), part(2));
+    return _mm512_scalef_ps(all, set1(row[stride - 1]));
+  }
+  QUIRE_INLINE static __m512i step_of_row(const float* row, std::int64_t step) noexcept {
+    int digits;
+    __builtin_memcpy(&digits, row + step, sizeof(digits));
+    return _mm512_set1_epi32(digits);
+  }
+  // Two pairs of keys lie one behind the other: four keys of a dim come together.
+  template <int kSteps>
+  QUIRE_INLINE static void load_steps(const std::int8_t* tile, Pair (&x)[kSteps]) noexcept {
+    const __m512i order =
+        _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                         21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    QUIRE_UNROLL
+    for (int i = 0; i < kSteps; ++i) {
+      x[i] = _mm512_permutexvar_epi16(order, _mm512_loadu_si512(tile + i * 4 * kPairTile));
+    }
+  }
+};
+
+// Q and K.
 struct WordDot : F32 {
-  // A row of Q or of weights: words from its first float on, their exponent in its last. The lower
-  // words of weights begin kLowPart floats further on, 15 powers of two below.
+  // A row of Q: words from its first float on, their exponent in its last.
   using Pair = __m512i;
   using Operand = __m512i;
   using Sum = __m512i;
@@ -15,12 +92,13 @@ struct WordDot : F32 {
   static constexpr bool kRoundsRows = true;
   static constexpr std::int64_t kMaxRows = 16;
   // As many bytes as kChunk keys of bf16 have.
-  static constexpr std::int64_t kWideChunk = 2 * kChunk;
+  static constexpr std::int64_t kWideChunk = DigitDot::kMaxKeys;
   template <class T>
   static constexpr std::int64_t few_rows_chunk() noexcept {
     return kWideChunk;
   }
-  static constexpr std::int64_t kLowPart = kWideChunk / 2;
+  static constexpr std::int64_t kPart = 0;  // each number is one word
+  static constexpr int kPairsOfStep = 1;
   // Sums fit 31 bits: the largest word of a bf16 query is 32640, of a byte 128.
   static constexpr std::int64_t kMaxDims = 512;
   static_assert(kMaxDims * 32640 * 128 < std::int64_t{1} << 31);
@@ -91,28 +169,8 @@ struct WordDot : F32 {
                         _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(integers)));
   }
 
-  // `count` weights of a row become words in their place, unless one is not finite.
   static bool round_row(float* row, std::int64_t stride, std::int64_t count) noexcept {
-    Vec top = zero();
-    Vec differences = zero();
-    for (std::int64_t i = 0; i < count; i += kLanes) {
-      const Vec x = load(row + i);
-      top = max_of(abs(x), top);
-      differences = add(differences, sub(x, x));
-    }
-    if (any_nan(differences)) [[unlikely]]
-      return false;
-    const float exponent = exponent_of(reduce_max(top));
-    alignas(64) float low[kLowPart];  // whose place holds weights that are still to be read
-    for (std::int64_t i = 0; i < count; i += kLanes) {
-      const Vec x = _mm512_scalef_ps(load(row + i), set1(-exponent));
-      const Vec high = _mm512_min_ps(round_to_integer(x), set1(32767.0F));
-      store_words(row, i, high);
-      store_words(low, i, mul(sub(x, high), set1(0x1p15F)));
-    }
-    std::copy_n(low, count / 2, row + kLowPart);
-    row[stride - 1] = exponent;
-    return true;
+    return DigitDot::round_row(row, stride, count);
   }
 
   // How multiply_streamed multiplies and what it reads.
@@ -120,14 +178,10 @@ struct WordDot : F32 {
   QUIRE_INLINE static Sum add_products(Sum sum, Pair x, Operand factor) noexcept {
     return dot_words(sum, x, factor);
   }
-  template <int kParts, int kSteps>
-  QUIRE_INLINE static Vec total(const Sum (&sum)[kParts][kSteps], const float* row,
+  template <int kSteps>
+  QUIRE_INLINE static Vec total(const Sum (&sum)[1][kSteps], const float* row,
                                 std::int64_t stride) noexcept {
-    const Vec exponent = set1(row[stride - 1]);
-    const Vec high = _mm512_scalef_ps(_mm512_cvtepi32_ps(add_up<WordDot>(sum[0])), exponent);
-    if constexpr (kParts == 1) return high;
-    const Vec low = _mm512_cvtepi32_ps(add_up<WordDot>(sum[kParts - 1]));
-    return add(high, _mm512_scalef_ps(low, sub(exponent, set1(15.0F))));
+    return _mm512_scalef_ps(_mm512_cvtepi32_ps(add_up<WordDot>(sum[0])), set1(row[stride - 1]));
   }
   QUIRE_INLINE static Sum add_sums(Sum x, Sum y) noexcept { return _mm512_add_epi32(x, y); }
   QUIRE_INLINE static Operand step_of_row(const float* row, std::int64_t step) noexcept {
@@ -148,8 +202,12 @@ struct WordDot : F32 {
   static void multiply(const float* a, bool /*low*/, std::int64_t a_stride, std::int64_t rows,
                        const B& b, std::int64_t num_vectors, float* c, std::int64_t c_stride,
                        bool from_zero, PrefetchWalk& ahead) noexcept {
-    constexpr int kParts = std::is_same_v<B, TiledValues<WordDot, std::int8_t>> ? 2 : 1;
-    multiply_streamed<WordDot, kParts>(a, a_stride, rows, b, num_vectors, c, c_stride, from_zero,
-                                       ahead);
+    if constexpr (std::is_same_v<B, TiledValues<WordDot, std::int8_t>>) {
+      multiply_streamed<DigitDot, DigitDot::kDigits>(a, a_stride, rows, b, num_vectors, c, c_stride,
+                                                     from_zero, ahead);
+    } else {
+      multiply_streamed<WordDot, 1>(a, a_stride, rows, b, num_vectors, c, c_stride, from_zero,
+                                    ahead);
+    }
   }
 };

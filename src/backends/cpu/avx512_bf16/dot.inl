@@ -218,7 +218,8 @@ struct Bf16Dot : Bf16Base {
   QUIRE_INLINE static Sum add_products(Sum sum, Pair x, Operand factor) noexcept {
     return dot_pairs(sum, x, factor);
   }
-  static constexpr std::int64_t kLowPart = kLowWeights;
+  static constexpr std::int64_t kPart = kLowWeights;
+  static constexpr int kPairsOfStep = 1;
   template <int kParts, int kSteps>
   QUIRE_INLINE static Vec total(const Sum (&sum)[kParts][kSteps], const BFloat16* /*row*/,
                                 std::int64_t /*stride*/) noexcept {

@@ -17,3 +17,7 @@ QUIRE_INLINE __m512i to_bf16x32(__m512 first, __m512 last) noexcept {
 QUIRE_INLINE __m512i dot_words(__m512i sum, __m512i a, __m512i b) noexcept {
   return _mm512_dpwssd_epi32(sum, a, b);
 }
+// The same of fours of bytes, those of a without and those of b with a sign.
+QUIRE_INLINE __m512i dot_bytes(__m512i sum, __m512i a, __m512i b) noexcept {
+  return _mm512_dpbusd_epi32(sum, a, b);
+}
