@@ -20,34 +20,46 @@ struct DigitDot {
 
   // `count` weights of a row become digits in their place, unless one is negative or not finite.
   static bool round_row(float* row, std::int64_t stride, std::int64_t count) noexcept {
-    Vec top = zero();
-    Vec bottom = zero();
-    Vec differences = zero();  // NaN if one is not finite
-    for (std::int64_t i = 0; i < count; i += kLanes) {
-      const Vec x = load(row + i);
-      top = max_of(x, top);
-      bottom = _mm512_min_ps(x, bottom);
-      differences = add(differences, sub(x, x));
+    constexpr int kVectors = kMaxKeys / kLanes;
+    Vec x[kVectors];
+    __m512i top = _mm512_setzero_si512();
+    QUIRE_UNROLL
+    for (int i = 0; i < kVectors; ++i) {
+      x[i] = i * kLanes < count ? load(row + i * kLanes) : zero();
+      top = _mm512_max_epu32(top, _mm512_castps_si512(x[i]));  // those with a sign are above all
     }
-    if (any_nan(differences) || any_greater(zero(), bottom)) [[unlikely]]
+    const std::uint32_t largest = _mm512_reduce_max_epu32(top);
+    if (largest >= 0x7f800000U) [[unlikely]]
       return false;
-    const int biased = __builtin_bit_cast(std::int32_t, reduce_max(top)) >> 23;
-    const auto exponent = static_cast<float>(biased - 127 - 23);
-    alignas(64) std::uint8_t digits[kDigits][kMaxKeys];  // weights are still to be read
-    for (std::int64_t i = 0; i < count; i += kLanes) {
-      const __m512i x = _mm512_cvtps_epi32(_mm512_scalef_ps(load(row + i), set1(-exponent)));
-      const auto put = [&](int digit, __m512i bytes) QUIRE_INLINE_LAMBDA {
-        _mm_store_si128(reinterpret_cast<__m128i*>(digits[digit] + i), _mm512_cvtepi32_epi8(bytes));
-      };
-      put(0, _mm512_srli_epi32(x, 16));
-      put(1, _mm512_srli_epi32(x, 8));
-      put(2, x);
-    }
-    for (int digit = 0; digit < kDigits; ++digit) {
-      std::copy_n(digits[digit], count, reinterpret_cast<std::uint8_t*>(row + digit * kPart));
+    const auto exponent = static_cast<float>(static_cast<int>(largest >> 23) - 127 - 23);
+    QUIRE_UNROLL
+    for (int i = 0; i < kVectors; i += 4) {
+      __m512i fours[4];
+      QUIRE_UNROLL
+      for (int k = 0; k < 4; ++k) fours[k] = digits_of(_mm512_scalef_ps(x[i + k], set1(-exponent)));
+      store_digits(fours, row + i * kLanes / static_cast<int>(sizeof(float)));
     }
     row[stride - 1] = exponent;
     return true;
+  }
+  // Of four numbers in each lane of 128 bits: all third digits, all second, all first.
+  QUIRE_INLINE static __m512i digits_of(Vec x) noexcept {
+    const __m512i order = _mm512_broadcast_i32x4(
+        _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    return _mm512_shuffle_epi8(_mm512_cvtps_epi32(x), order);
+  }
+  // Those of 64 numbers, to their places from `row` on.
+  QUIRE_INLINE static void store_digits(const __m512i (&x)[4], float* row) noexcept {
+    const __m512i low[2] = {_mm512_unpacklo_epi32(x[0], x[1]), _mm512_unpacklo_epi32(x[2], x[3])};
+    const __m512i high[2] = {_mm512_unpackhi_epi32(x[0], x[1]), _mm512_unpackhi_epi32(x[2], x[3])};
+    const __m512i order =
+        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const auto put = [&](int digit, __m512i fours) QUIRE_INLINE_LAMBDA {
+      _mm512_storeu_si512(row + digit * kPart, _mm512_permutexvar_epi32(order, fours));
+    };
+    put(0, _mm512_unpacklo_epi64(high[0], high[1]));
+    put(1, _mm512_unpackhi_epi64(low[0], low[1]));
+    put(2, _mm512_unpacklo_epi64(low[0], low[1]));
   }
 
   QUIRE_INLINE static Sum no_sum() noexcept { return _mm512_setzero_si512(); }
