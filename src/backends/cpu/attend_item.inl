@@ -62,7 +62,7 @@ inline void for_chunks(const AttendCall& call, const WorkItem& item, const WorkI
         ahead.add_chunk(call, chunks[following], next->kv_heads);
       }
     }
-    ahead.touch();
+    if constexpr (Ops::kTouchesPieces) ahead.touch();
     attend_chunk(chunks[current]);
     if (!many_rows) ahead.finish();  // those would wait for it more than they gain
     keys = left.empty() ? left : first_chunk(left, width);

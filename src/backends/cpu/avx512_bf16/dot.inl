@@ -35,6 +35,7 @@ struct Bf16Dot : Bf16Base {
   static constexpr bool kPipelined = false;
   static constexpr bool kWeightsInPlace = false;
   static constexpr std::int64_t kUnfetchedChunks = 0;
+  static constexpr bool kTouchesPieces = true;
 
   template <int kHalf>
   QUIRE_INLINE static Pair operand(Pair x) noexcept {
