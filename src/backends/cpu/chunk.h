@@ -124,7 +124,7 @@ class PrefetchWalk {
     const char* end_;
     bool more_;
     const int passes_;
-    int left_;  // calls of turn() until it is this one's
+    int left_;     // calls of turn() until it is this one's
     int due_ = 0;  // lines of share(), times the passes
   };
 

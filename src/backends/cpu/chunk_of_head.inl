@@ -290,9 +290,11 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
   // The weights of a chunk as Ops wants them, row by row; what it cannot hold is added here.
   void round_weights(const RowBlock<Ops>& block) const noexcept {
     const std::int64_t count = block.num_vectors * kLanes;
+    const std::int64_t stride = this->weight_stride();
+    const int digits = Ops::digits_needed(block.weights, stride, block.rows.size(), count);
     for (std::int64_t r = 0; r < block.rows.size(); ++r) {
-      float* weights = block.weights + r * this->weight_stride();
-      if (Ops::round_row(weights, this->weight_stride(), count)) continue;
+      float* weights = block.weights + r * stride;
+      if (Ops::round_row(weights, stride, count, digits)) continue;
       float* o = block.states.o(r);
       for (std::int64_t j = 0; j < count; ++j) {
         if (weights[j] == 0.0F) continue;
@@ -302,7 +304,7 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
         }
       }
       fill_zero(weights, count);
-      Ops::round_row(weights, this->weight_stride(), count);
+      Ops::round_row(weights, stride, count, digits);
     }
   }
 

@@ -315,11 +315,13 @@ TEST(CpuBackend, FarDimsOfQueriesCostTheOthersNothing) {
   }
 }
 
-// One key that takes nearly all of the weight and brings nothing: what is left to the others
-// counts.
-TEST(CpuBackend, AHeavyKeyCostsTheOthersNothing) {
+// Keys that take nearly all of the weight and bring nothing: what is left to the others counts.
+// One, or as many as let the weights of a chunk do with fewer digits.
+TEST(CpuBackend, HeavyKeysCostTheOthersNothing) {
   for (const DType out : {DType::kBF16, DType::kF32}) {
-    for (const float gap : {6.0F, 8.0F, 10.0F}) {
+    for (const auto& [num_heavy, gap] :
+         {std::pair{1, 6.0F}, std::pair{1, 8.0F}, std::pair{1, 10.0F}, std::pair{16, 8.0F},
+          std::pair{24, 6.0F}, std::pair{24, 8.0F}, std::pair{24, 10.0F}, std::pair{24, 11.0F}}) {
       Problem problem = int8_problem({{1, 128}, {1, 700}, {3, 300}}, 64, out);
       const auto num_heads = static_cast<std::int64_t>(problem.spec.num_kv_heads);
       for (float& scale : problem.k.scales) scale = 3.0F / 127;
@@ -330,14 +332,16 @@ TEST(CpuBackend, AHeavyKeyCostsTheOthersNothing) {
       }
       for (std::size_t i = 0; i < problem.k.stored.size(); i += 64) problem.k.stored[i] = 0.0F;
       for (std::int64_t s = 0; s < std::ssize(problem.sequences); ++s) {
-        for (std::int64_t h = 0; h < num_heads; ++h) {
-          const std::int64_t first = (problem.slot(s, 0) * num_heads + h) * 64;
+        for (std::int64_t i = 0; i < num_heavy * num_heads; ++i) {
+          const std::int64_t first =
+              (problem.slot(s, i / num_heads) * num_heads + i % num_heads) * 64;
           std::fill_n(problem.k.stored.begin() + first, 64, 0.0F);
           std::fill_n(problem.v.stored.begin() + first, 64, 0.0F);
           problem.k.stored[static_cast<std::size_t>(first)] = 127.0F;
         }
       }
-      expect_within_contract(problem, "gap " + std::to_string(gap));
+      expect_within_contract(problem,
+                             std::to_string(num_heavy) + " heavy keys, gap " + std::to_string(gap));
     }
   }
 }

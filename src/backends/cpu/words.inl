@@ -3,57 +3,91 @@
 // products of 16-bit integers: a row of Q becomes words with a power of two of its own, which holds
 // most queries of bf16 exactly; those that it does not are left to bf16 (int8_items.inl). V by
 // products of bytes: a weight takes three digits of 8 bits, all that f32 has of the largest of its
-// row, because a few large ones must not cost the many small ones their digits. Included after
-// f32_ops.inl.
+// row, because a few large ones must not cost the many small ones their digits; two where none of
+// a chunk is large beside the others. Included after f32_ops.inl.
 
-// Weights and V.
-struct DigitDot {
-  // A row: the first digits of all weights, then the second, then the third; the exponent of the
-  // last ones in its last float.
+// Weights of a chunk as digits.
+struct Digits {
+  // A row: the first digits of all weights, then the second, then the third; in its last floats how
+  // many there are and the exponent of the last ones.
   using A = float;
   using Pair = __m512i;
   using Sum = __m512i;
   static constexpr std::int64_t kMaxKeys = 2 * kChunk;
-  static constexpr int kDigits = 3;
   static constexpr std::int64_t kPart = kMaxKeys / static_cast<std::int64_t>(sizeof(float));
   static constexpr int kPairsOfStep = 2;  // four keys
+  static constexpr int kVectors = kMaxKeys / kLanes;
+
+  // With two digits a weight is wrong by half a unit, of which the largest has 2^15 or more: all of
+  // a row by less than 1e-4 of their sum, which the contract allows, if that is as many times the
+  // largest.
+  static constexpr float kSpread = 20.0F;
+  static_assert(kMaxKeys * 0.5F / (32768.0F * kSpread) < 1e-4F);
+
+  // The bits of the largest of `count` weights; above those of infinity if one has a sign.
+  QUIRE_INLINE static std::uint32_t largest(const float* row, std::int64_t count) noexcept {
+    __m512i top = _mm512_setzero_si512();
+    for (std::int64_t i = 0; i < count; i += kLanes) {
+      top = _mm512_max_epu32(top, _mm512_castps_si512(load(row + i)));
+    }
+    return _mm512_reduce_max_epu32(top);
+  }
+  static constexpr std::uint32_t kInfinity = 0x7f800000;
+
+  // How many digits the weights of some rows need.
+  static int needed(const float* rows, std::int64_t stride, std::int64_t num_rows,
+                    std::int64_t count) noexcept {
+    for (std::int64_t r = 0; r < num_rows; ++r, rows += stride) {
+      const std::uint32_t bits = largest(rows, count);
+      if (bits >= kInfinity) continue;  // it has none
+      Vec sum = zero();
+      for (std::int64_t i = 0; i < count; i += kLanes) sum = add(sum, load(rows + i));
+      if (reduce_add(sum) < kSpread * __builtin_bit_cast(float, bits)) return 3;
+    }
+    return 2;
+  }
 
   // `count` weights of a row become digits in their place, unless one is negative or not finite.
-  static bool round_row(float* row, std::int64_t stride, std::int64_t count) noexcept {
-    constexpr int kVectors = kMaxKeys / kLanes;
-    Vec x[kVectors];
-    __m512i top = _mm512_setzero_si512();
-    QUIRE_UNROLL
-    for (int i = 0; i < kVectors; ++i) {
-      x[i] = i * kLanes < count ? load(row + i * kLanes) : zero();
-      top = _mm512_max_epu32(top, _mm512_castps_si512(x[i]));  // those with a sign are above all
-    }
-    const std::uint32_t largest = _mm512_reduce_max_epu32(top);
-    if (largest >= 0x7f800000U) [[unlikely]]
+  static bool round_row(float* row, std::int64_t stride, std::int64_t count, int digits) noexcept {
+    const std::uint32_t bits = largest(row, count);
+    if (bits >= kInfinity) [[unlikely]]
       return false;
-    const auto exponent = static_cast<float>(static_cast<int>(largest >> 23) - 127 - 23);
+    const auto exponent = static_cast<float>(static_cast<int>(bits >> 23) - 127 - 8 * digits + 1);
+    // The largest must not be rounded to one digit more.
+    const __m512i limit = _mm512_set1_epi32(digits == 2 ? 0xffff : 0xffffff);
+    const auto unused = static_cast<unsigned>(24 - 8 * digits);
+    Vec x[kVectors];
+    QUIRE_UNROLL
+    for (int i = 0; i < kVectors; ++i) x[i] = i * kLanes < count ? load(row + i * kLanes) : zero();
     QUIRE_UNROLL
     for (int i = 0; i < kVectors; i += 4) {
       __m512i fours[4];
       QUIRE_UNROLL
-      for (int k = 0; k < 4; ++k) fours[k] = digits_of(_mm512_scalef_ps(x[i + k], set1(-exponent)));
+      for (int k = 0; k < 4; ++k) {
+        const __m512i units = _mm512_cvtps_epi32(_mm512_scalef_ps(x[i + k], set1(-exponent)));
+        fours[k] = sort_digits(_mm512_slli_epi32(_mm512_min_epi32(units, limit), unused));
+      }
       store_digits(fours, row + i * kLanes / static_cast<int>(sizeof(float)));
     }
+    row[stride - 2] = static_cast<float>(digits);
     row[stride - 1] = exponent;
     return true;
   }
+  static bool has_two(const float* row, std::int64_t stride) noexcept {
+    return row[stride - 2] == 2.0F;
+  }
+
   // Of four numbers in each lane of 128 bits: all third digits, all second, all first.
-  QUIRE_INLINE static __m512i digits_of(Vec x) noexcept {
-    const __m512i order = _mm512_broadcast_i32x4(
-        _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
-    return _mm512_shuffle_epi8(_mm512_cvtps_epi32(x), order);
+  QUIRE_INLINE static __m512i sort_digits(__m512i x) noexcept {
+    const __m512i order =
+        _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+    return _mm512_shuffle_epi8(x, order);
   }
   // Those of 64 numbers, to their places from `row` on.
   QUIRE_INLINE static void store_digits(const __m512i (&x)[4], float* row) noexcept {
     const __m512i low[2] = {_mm512_unpacklo_epi32(x[0], x[1]), _mm512_unpacklo_epi32(x[2], x[3])};
     const __m512i high[2] = {_mm512_unpackhi_epi32(x[0], x[1]), _mm512_unpackhi_epi32(x[2], x[3])};
-    const __m512i order =
-        _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     const auto put = [&](int digit, __m512i fours) QUIRE_INLINE_LAMBDA {
       _mm512_storeu_si512(row + digit * kPart, _mm512_permutexvar_epi32(order, fours));
     };
@@ -66,15 +100,6 @@ struct DigitDot {
   QUIRE_INLINE static Sum add_sums(Sum x, Sum y) noexcept { return _mm512_add_epi32(x, y); }
   QUIRE_INLINE static Sum add_products(Sum sum, Pair x, __m512i digits) noexcept {
     return dot_bytes(sum, digits, x);
-  }
-  template <int kSteps>
-  QUIRE_INLINE static Vec total(const Sum (&sum)[kDigits][kSteps], const float* row,
-                                std::int64_t stride) noexcept {
-    const auto part = [&](int digit) QUIRE_INLINE_LAMBDA {
-      return _mm512_cvtepi32_ps(add_up<DigitDot>(sum[digit]));
-    };
-    const Vec all = fma(fma(part(0), set1(256.0F), part(1)), set1(256.0F), part(2));
-    return _mm512_scalef_ps(all, set1(row[stride - 1]));
   }
   QUIRE_INLINE static __m512i step_of_row(const float* row, std::int64_t step) noexcept {
     int digits;
@@ -94,6 +119,21 @@ struct DigitDot {
   }
 };
 
+// Weights of so many digits, and V.
+template <int kDigits>
+struct DigitDot : Digits {
+  template <int kSteps>
+  QUIRE_INLINE static Vec total(const Sum (&sum)[kDigits][kSteps], const float* row,
+                                std::int64_t stride) noexcept {
+    Vec all = zero();
+    QUIRE_UNROLL
+    for (int digit = 0; digit < kDigits; ++digit) {
+      all = fma(all, set1(256.0F), _mm512_cvtepi32_ps(add_up<DigitDot>(sum[digit])));
+    }
+    return _mm512_scalef_ps(all, set1(row[stride - 1]));
+  }
+};
+
 // Q and K.
 struct WordDot : F32 {
   // A row of Q: words from its first float on, their exponent in its last.
@@ -104,7 +144,7 @@ struct WordDot : F32 {
   static constexpr bool kRoundsRows = true;
   static constexpr std::int64_t kMaxRows = 16;
   // As many bytes as kChunk keys of bf16 have.
-  static constexpr std::int64_t kWideChunk = DigitDot::kMaxKeys;
+  static constexpr std::int64_t kWideChunk = Digits::kMaxKeys;
   template <class T>
   static constexpr std::int64_t few_rows_chunk() noexcept {
     return kWideChunk;
@@ -181,8 +221,13 @@ struct WordDot : F32 {
                         _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(integers)));
   }
 
-  static bool round_row(float* row, std::int64_t stride, std::int64_t count) noexcept {
-    return DigitDot::round_row(row, stride, count);
+  // What round_row makes of weights, and how much of it these rows need.
+  static int digits_needed(const float* rows, std::int64_t stride, std::int64_t num_rows,
+                           std::int64_t count) noexcept {
+    return Digits::needed(rows, stride, num_rows, count);
+  }
+  static bool round_row(float* row, std::int64_t stride, std::int64_t count, int digits) noexcept {
+    return Digits::round_row(row, stride, count, digits);
   }
 
   // How multiply_streamed multiplies and what it reads.
@@ -215,8 +260,13 @@ struct WordDot : F32 {
                        const B& b, std::int64_t num_vectors, float* c, std::int64_t c_stride,
                        bool from_zero, PrefetchWalk& ahead) noexcept {
     if constexpr (std::is_same_v<B, TiledValues<WordDot, std::int8_t>>) {
-      multiply_streamed<DigitDot, DigitDot::kDigits>(a, a_stride, rows, b, num_vectors, c, c_stride,
-                                                     from_zero, ahead);
+      if (Digits::has_two(a, a_stride)) {
+        multiply_streamed<DigitDot<2>, 2>(a, a_stride, rows, b, num_vectors, c, c_stride, from_zero,
+                                          ahead);
+      } else {
+        multiply_streamed<DigitDot<3>, 3>(a, a_stride, rows, b, num_vectors, c, c_stride, from_zero,
+                                          ahead);
+      }
     } else {
       multiply_streamed<WordDot, 1>(a, a_stride, rows, b, num_vectors, c, c_stride, from_zero,
                                     ahead);
