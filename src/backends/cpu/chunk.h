@@ -96,7 +96,8 @@ class PrefetchWalk {
       return true;
     }
 
-    // This loop's share of kLines, one at a time: two every second time took longer.
+    // This loop's share of kLines, one at a time: two every second time took longer. A part of a
+    // line is left to finish().
     template <int kLines>
     [[gnu::always_inline]] void share() noexcept {
       if (passes_ == 1) {
@@ -125,7 +126,7 @@ class PrefetchWalk {
     bool more_;
     const int passes_;
     int left_;     // calls of turn() until it is this one's
-    int due_ = 0;  // lines of share(), times the passes
+    int due_ = 0;  // to share(), in parts of a line
   };
 
  private:

@@ -29,6 +29,9 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
     }
     if constexpr (Ops::kOnlyTiles) {
       num_tiles_ = take_any_tile(k_units_) && take_any_tile(v_units_) ? chunk.width / kPairTile : 0;
+      if (this->per_token() && num_tiles_ > 0) {
+        this->clear_scales_of_zeros([&](std::int64_t key) { return is_zero(key); });
+      }
       return;
     }
     while (num_tiles_ < chunk.width / kPairTile && k_units_[num_tiles_] != nullptr) ++num_tiles_;
@@ -277,6 +280,18 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
     return true;
   }
 
+  // Of V in tiles.
+  T value(std::int64_t key, std::int64_t dim) const noexcept {
+    return v_units_[key / kPairTile][dim / kPairTile * v_tile_stride() +
+                                     key % kPairTile / 2 * (2 * kPairTile) + dim % kPairTile * 2 +
+                                     key % 2];
+  }
+  bool is_zero(std::int64_t key) const noexcept {
+    std::int64_t dim = 0;
+    while (dim < call_.spec.value_dim && to_float(value(key, dim)) == 0.0F) ++dim;
+    return dim == call_.spec.value_dim;
+  }
+
   // Numbers that are finite whatever their bytes: a tile that is not there is masked, so that any
   // other may be read in its place. False if none is there.
   bool take_any_tile(const T** units) const noexcept {
@@ -298,9 +313,8 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
       float* o = block.states.o(r);
       for (std::int64_t j = 0; j < count; ++j) {
         if (weights[j] == 0.0F) continue;
-        const T* token = v_units_[j / kPairTile] + j % kPairTile / 2 * (2 * kPairTile) + j % 2;
         for (std::int64_t d = 0; d < call_.spec.value_dim; ++d) {
-          o[d] += weights[j] * to_float(token[d / kPairTile * v_tile_stride() + d % kPairTile * 2]);
+          o[d] += weights[j] * to_float(value(j, d));
         }
       }
       fill_zero(weights, count);

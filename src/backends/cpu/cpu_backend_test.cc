@@ -346,6 +346,30 @@ TEST(CpuBackend, HeavyKeysCostTheOthersNothing) {
   }
 }
 
+// Values that are all 0 have a scale of 1, far above those of the others: their weights must not
+// cost the others their digits.
+TEST(CpuBackend, ZerosCostTheOthersNothing) {
+  for (const DType out : {DType::kBF16, DType::kF32}) {
+    for (const auto& [num_zeros, magnitude] :
+         {std::pair{24, 0.1F}, std::pair{64, 0.1F}, std::pair{24, 0.01F}, std::pair{1, 1e-4F},
+          std::pair{24, 1e-4F}, std::pair{64, 1e-4F}}) {
+      Problem problem = int8_problem({{1, 128}, {1, 700}, {3, 300}}, 64, out);
+      const auto num_heads = static_cast<std::int64_t>(problem.spec.num_kv_heads);
+      for (float& scale : problem.v.scales) scale = magnitude / 127;
+      problem.v.max_magnitude = magnitude;
+      for (std::int64_t s = 0; s < std::ssize(problem.sequences); ++s) {
+        for (std::int64_t i = 0; i < num_zeros * num_heads; ++i) {
+          const std::int64_t row = problem.slot(s, i / num_heads) * num_heads + i % num_heads;
+          std::fill_n(problem.v.stored.begin() + row * 64, 64, 0.0F);
+          problem.v.scales[static_cast<std::size_t>(row)] = 1.0F;
+        }
+      }
+      expect_within_contract(
+          problem, std::to_string(num_zeros) + " zeros beside " + std::to_string(magnitude));
+    }
+  }
+}
+
 // The last new keys are in a chunk of their own, and the tree hides all of them.
 TEST(CpuBackend, NothingOfAChunkIsSeen) {
   for (const auto& [dtype, scales] : {std::pair{DType::kBF16, ScaleGranularity::kNone},

@@ -91,7 +91,7 @@ struct F32 {
   static constexpr bool kPipelined = false;       // scores of a block while another is softened
   static constexpr bool kWeightsInPlace = false;  // of scores, two vectors of weights at once
   static constexpr std::int64_t kUnfetchedChunks = 0;  // of an item alone, not worth fetching ahead
-  static constexpr bool kTouchesPieces = false;        // of the next chunk, all before any other
+  static constexpr bool kTouchesPieces = false;        // their first lines, before a chunk
   using Weights = Vec;
 
   template <int kHalf>

@@ -151,8 +151,8 @@ class RowCursor {
   RowCursor(const A* a, std::int64_t a_stride) noexcept
       : stride_(a_stride * static_cast<std::int64_t>(sizeof(A))),
         zero_(reinterpret_cast<const char*>(a)),
-        three_(zero_ + 3 * stride_),
-        six_(zero_ + 6 * stride_) {
+        three_(kRows > 3 ? zero_ + 3 * stride_ : zero_),
+        six_(kRows > 6 ? zero_ + 6 * stride_ : zero_) {
     keep_apart();
   }
   QUIRE_INLINE const A* row(int r) const noexcept {

@@ -125,6 +125,15 @@ class ScoresOfChunk {
   }
 
  protected:
+  // Values that are all 0 have a scale of 1, which may be far above all others: `is_zero` says of a
+  // key whether they are, and then their scale becomes 0 too.
+  template <class IsZero>
+  void clear_scales_of_zeros(IsZero&& is_zero) noexcept {
+    for (std::int64_t j = 0; j < chunk_->width; ++j) {
+      if (v_scales_[j] == 1.0F && chunk_->v[j] != kAbsent && is_zero(j)) v_scales_[j] = 0.0F;
+    }
+  }
+
   const AttendCall& call_;
   const WorkItem& item_;
 

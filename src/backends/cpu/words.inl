@@ -18,11 +18,11 @@ struct Digits {
   static constexpr int kPairsOfStep = 2;  // four keys
   static constexpr int kVectors = kMaxKeys / kLanes;
 
-  // With two digits a weight is wrong by half a unit, of which the largest has 2^15 or more: all of
-  // a row by less than 1e-4 of their sum, which the contract allows, if that is as many times the
-  // largest.
-  static constexpr float kSpread = 20.0F;
-  static_assert(kMaxKeys * 0.5F / (32768.0F * kSpread) < 1e-4F);
+  // With two digits a weight is wrong by half a unit at most, of which the largest has 2^15 or
+  // more: all of a row by this share of their sum, if that is at least kSpread times the largest.
+  // The contract allows 1e-4 for everything.
+  static constexpr float kSpread = 32.0F;
+  static_assert(kMaxKeys * 0.5F / (32768.0F * kSpread) < 0.7e-4F);
 
   // The bits of the largest of `count` weights; above those of infinity if one has a sign.
   QUIRE_INLINE static std::uint32_t largest(const float* row, std::int64_t count) noexcept {
@@ -33,16 +33,19 @@ struct Digits {
     return _mm512_reduce_max_epu32(top);
   }
   static constexpr std::uint32_t kInfinity = 0x7f800000;
+  static constexpr std::uint32_t kLeastNormal = 0x00800000;
 
   // How many digits the weights of some rows need.
   static int needed(const float* rows, std::int64_t stride, std::int64_t num_rows,
                     std::int64_t count) noexcept {
     for (std::int64_t r = 0; r < num_rows; ++r, rows += stride) {
       const std::uint32_t bits = largest(rows, count);
-      if (bits >= kInfinity) continue;  // it has none
+      if (bits >= kInfinity || bits == 0) continue;  // round_row refuses it, or nothing is lost
       Vec sum = zero();
       for (std::int64_t i = 0; i < count; i += kLanes) sum = add(sum, load(rows + i));
-      if (reduce_add(sum) < kSpread * __builtin_bit_cast(float, bits)) return 3;
+      const float total = reduce_add(sum);
+      const bool spread = total * (1.0F / kSpread) >= __builtin_bit_cast(float, bits);
+      if (!spread || bits < kLeastNormal || !(total < std::numeric_limits<float>::max())) return 3;
     }
     return 2;
   }
@@ -53,7 +56,8 @@ struct Digits {
     if (bits >= kInfinity) [[unlikely]]
       return false;
     const auto exponent = static_cast<float>(static_cast<int>(bits >> 23) - 127 - 8 * digits + 1);
-    // The largest must not be rounded to one digit more.
+    // The largest must not be rounded to one digit more: it has 2^16 units then, of which one
+    // counts as half of one of 2^15.
     const __m512i limit = _mm512_set1_epi32(digits == 2 ? 0xffff : 0xffffff);
     const auto unused = static_cast<unsigned>(24 - 8 * digits);
     Vec x[kVectors];
@@ -221,7 +225,7 @@ struct WordDot : F32 {
                         _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(integers)));
   }
 
-  // What round_row makes of weights, and how much of it these rows need.
+  // How many digits round_row must make of the weights of these rows.
   static int digits_needed(const float* rows, std::int64_t stride, std::int64_t num_rows,
                            std::int64_t count) noexcept {
     return Digits::needed(rows, stride, num_rows, count);
