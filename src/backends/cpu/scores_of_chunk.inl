@@ -129,8 +129,12 @@ class ScoresOfChunk {
   // key whether they are, and then their scale becomes 0 too.
   template <class IsZero>
   void clear_scales_of_zeros(IsZero&& is_zero) noexcept {
-    for (std::int64_t j = 0; j < chunk_->width; ++j) {
-      if (v_scales_[j] == 1.0F && chunk_->v[j] != kAbsent && is_zero(j)) v_scales_[j] = 0.0F;
+    for (std::int64_t first = 0; first < chunk_->width; first += kLanes) {
+      if (!Ops::any_equal(v_scales_ + first, 1.0F)) [[likely]]
+        continue;
+      for (std::int64_t j = first; j < first + kLanes; ++j) {
+        if (v_scales_[j] == 1.0F && chunk_->v[j] != kAbsent && is_zero(j)) v_scales_[j] = 0.0F;
+      }
     }
   }
 

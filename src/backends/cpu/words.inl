@@ -162,6 +162,10 @@ struct WordDot : F32 {
   static constexpr float kMaxLoss = 0x1p-11F;
 
   QUIRE_INLINE static Vec power_of_two(Vec x) noexcept { return exp2<3>(x); }
+  // Of a vector of numbers.
+  QUIRE_INLINE static bool any_equal(const float* numbers, float x) noexcept {
+    return _mm512_cmp_ps_mask(load(numbers), set1(x), _CMP_EQ_OQ) != 0;
+  }
   template <class T>
   static constexpr std::int64_t in_place_rows() noexcept {
     return kMaxRows;
