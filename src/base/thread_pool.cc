@@ -12,6 +12,18 @@
 namespace quire {
 namespace {
 
+// The CPUs that this process may use, none if the system does not say.
+std::vector<int> allowed_cpus() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  std::vector<int> cpus;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return cpus;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(static_cast<std::size_t>(cpu), &allowed)) cpus.push_back(cpu);
+  }
+  return cpus;
+}
+
 // How long threads look before they park: long enough to bridge the pause between two layers, short
 // enough to give the core back when the step is over.
 constexpr std::chrono::microseconds kSpinTime{50};
@@ -44,11 +56,15 @@ void require_cpus(std::span<const int> cpus) {
   }
 }
 
-void pin(std::thread& thread, int cpu) {
+int try_to_pin(std::thread& thread, int cpu) noexcept {
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(static_cast<std::size_t>(cpu), &set);
-  const int error = pthread_setaffinity_np(thread.native_handle(), sizeof(set), &set);
+  return pthread_setaffinity_np(thread.native_handle(), sizeof(set), &set);
+}
+
+void pin(std::thread& thread, int cpu) {
+  const int error = try_to_pin(thread, cpu);
   require(error == 0, "cpus: a thread could not be pinned to CPU ", cpu, " (error ", error, ")");
 }
 
@@ -69,6 +85,7 @@ ThreadPool::ThreadPool(int num_threads, std::span<const int> cpus)
       if (cpus.empty()) continue;
       pin(threads_.back(), cpus[static_cast<std::size_t>(i) % cpus.size()]);
     }
+    if (cpus.empty() && num_threads > 1) keep_apart();
   } catch (const Error&) {
     stop();
     throw;
@@ -94,6 +111,29 @@ void ThreadPool::stop() noexcept {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int i = 1; i <= static_cast<int>(threads_.size()); ++i) wake(parking(i));
   for (std::thread& thread : threads_) thread.join();
+}
+
+// Only where there is a thread for every CPU. A system that refuses is left to itself.
+void ThreadPool::keep_apart() {
+  own_cpus_ = allowed_cpus();
+  if (own_cpus_.size() != static_cast<std::size_t>(num_threads_)) own_cpus_.clear();
+  for (std::size_t i = 1; i < own_cpus_.size(); ++i) {
+    if (try_to_pin(threads_[i - 1], own_cpus_[i]) != 0) own_cpus_.clear();
+  }
+}
+
+// If the caller has come to the CPU of a thread with a share, that one takes the CPU which is left.
+void ThreadPool::make_room(int num_shares) noexcept {
+  if (own_cpus_.empty()) return;
+  const int here = sched_getcpu();
+  if (here == own_cpus_[0]) return;
+  const auto last = own_cpus_.begin() + num_shares;
+  const auto taken = std::find(own_cpus_.begin() + 1, last, here);
+  if (taken == last) return;
+  if (try_to_pin(threads_[static_cast<std::size_t>(taken - own_cpus_.begin()) - 1], own_cpus_[0]) ==
+      0) {
+    std::swap(*taken, own_cpus_[0]);
+  }
 }
 
 // Whether the place was free in this run. Who comes with an old run finds that it is not.
@@ -173,6 +213,7 @@ void ThreadPool::run_erased(int num_shares, const Task& task) {
     executor_->run(num_shares, task.call, task.context);
     return;
   }
+  make_room(num_shares);
   const RunId run = ++last_run_;
   for (int i = 1; i < num_shares; ++i) {
     Place& place = places_[static_cast<std::size_t>(i)];

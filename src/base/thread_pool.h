@@ -13,6 +13,12 @@
 // Only those wake that have a share. That takes time, so those who wake up help before they begin.
 // For what is over before they come, ask who is awake (threads_at_hand).
 //
+// A pool with a thread for each CPU that the process may use keeps them apart: every one of its own
+// has a CPU to itself, and the caller, who goes where the system puts it, the one that is left. The
+// system would wake two on one CPU while threads of others still spin elsewhere, and leave it so
+// for milliseconds: of 16 threads one to four came late or never (docs/benchmarks.md). Smaller
+// pools are left to the system, which knows what else runs.
+//
 // Thread safety: runs may be started from several threads; they take turns. None must be started
 // from inside another.
 #pragma once
@@ -40,10 +46,10 @@ inline void spin_pause() noexcept {
 
 class ThreadPool {
  public:
-  // Thread i of the pool, from 1 on, is pinned to cpus[i % size] unless there are none; the
-  // caller's own thread stays where it is. Throws Error(kOutOfMemory) if the system does not give
-  // so many threads, Error(kInvalidArgument) if it does not give such a CPU.
-  // REQUIRES: num_threads >= 1.
+  // Thread i of the pool, from 1 on, is pinned to cpus[i % size] unless there are none, as said
+  // above; the caller's own thread stays where it is. Throws Error(kOutOfMemory) if the system does
+  // not give so many threads, Error(kInvalidArgument) if it does not give such a CPU. REQUIRES:
+  // num_threads >= 1.
   explicit ThreadPool(int num_threads, std::span<const int> cpus = {});
   // The threads of `executor`, which must outlive the pool. REQUIRES: num_threads >= 1.
   ThreadPool(Executor& executor, int num_threads);
@@ -134,6 +140,8 @@ class ThreadPool {
   RunId wait_for_run(int thread, RunId seen) noexcept;
   void wait_for_share(int thread, RunId run) noexcept;
   void stop() noexcept;
+  void keep_apart();
+  void make_room(int num_shares) noexcept;
   void run_erased(int num_shares, const Task& task);
   void thread_main(int thread) noexcept;
 
@@ -150,6 +158,7 @@ class ThreadPool {
   alignas(64) std::mutex run_mutex_;  // one run at a time
   RunId last_run_ = 0;
   std::atomic<Clock::rep> last_asked_{0};  // threads_at_hand, when some slept
+  std::vector<int> own_cpus_;  // [num_threads] where threads are kept apart; 0: the caller's
 
   std::vector<std::thread> threads_;
 };

@@ -250,6 +250,59 @@ TEST(ThreadPool, PinsItsThreads) {
   EXPECT_THROW(ThreadPool(2, none), Error);
 }
 
+// The CPUs that the calling thread may use.
+cpu_set_t cpus_of_this_thread() {
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  EXPECT_EQ(sched_getaffinity(0, sizeof(cpus), &cpus), 0);
+  return cpus;
+}
+
+TEST(ThreadPool, AThreadForEveryCpuHasOneToItself) {
+  const cpu_set_t all = cpus_of_this_thread();
+  const int num_cpus = CPU_COUNT(&all);
+  if (num_cpus < 2) GTEST_SKIP() << "one CPU: there is nothing to keep apart";
+  ThreadPool pool(num_cpus);
+  // Wherever the caller goes, they make room for it.
+  for (int caller_cpu = 0; caller_cpu < CPU_SETSIZE; ++caller_cpu) {
+    if (!CPU_ISSET(static_cast<std::size_t>(caller_cpu), &all)) continue;
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(static_cast<std::size_t>(caller_cpu), &one);
+    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+    std::vector<cpu_set_t> cpus(static_cast<std::size_t>(num_cpus));
+    std::atomic<int> num_here{0};  // each waits for the others, so that none does another's share
+    pool.run_shares(num_cpus, [&](int thread) noexcept {
+      cpus[static_cast<std::size_t>(thread)] = cpus_of_this_thread();
+      ++num_here;
+      while (num_here < num_cpus) std::this_thread::yield();
+    });
+    cpu_set_t seen;
+    CPU_ZERO(&seen);
+    for (const cpu_set_t& of_thread : cpus) {
+      EXPECT_EQ(CPU_COUNT(&of_thread), 1);
+      CPU_OR(&seen, &seen, &of_thread);
+    }
+    EXPECT_TRUE(CPU_EQUAL(&seen, &all)) << "caller on CPU " << caller_cpu;
+  }
+  ASSERT_EQ(sched_setaffinity(0, sizeof(all), &all), 0);
+}
+
+TEST(ThreadPool, FewerThreadsThanCpusGoWhereTheSystemPutsThem) {
+  const cpu_set_t all = cpus_of_this_thread();
+  const int num_cpus = CPU_COUNT(&all);
+  for (const int num_threads : {num_cpus - 1, num_cpus + 1}) {
+    if (num_threads < 2) continue;
+    ThreadPool pool(num_threads);
+    std::atomic<int> num_free{0};
+    pool.run_shares(num_threads, [&](int) noexcept {
+      const cpu_set_t cpus = cpus_of_this_thread();
+      num_free += CPU_EQUAL(&cpus, &all) ? 1 : 0;
+    });
+    EXPECT_EQ(num_free, num_threads);
+  }
+}
+
 // Two threads on one CPU do not spin, so none is awake for the next run, however soon that comes.
 TEST(ThreadPool, ThreadsThatShareACpuDoNotSpin) {
   const int cpu = first_cpu();
