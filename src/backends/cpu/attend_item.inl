@@ -48,12 +48,17 @@ inline void for_chunks(const AttendCall& call, const WorkItem& item, const WorkI
     const int following = current == kKept ? 0 : current + 1;
     ahead.clear();
     if (!left.empty()) {
-      locate(call, item.sequence, first_chunk(left, width), width, chunks[following]);
+      const KeyRange following_keys = first_chunk(left, width);
+      locate(call, item.sequence, following_keys, width, chunks[following]);
       if (fetches_keys) ahead.add_chunk(call, chunks[following], item.kv_heads);
+      // The last chunk alone would be too short for all rows.
+      if (many_rows && next != nullptr && following_keys.end == item.keys.end) {
+        add_rows(call, call.q, *next, ahead);
+      }
     } else {
       if (many_rows) {
         add_rows(call, call.output.out, item, ahead);
-        if (next != nullptr) add_rows(call, call.q, *next, ahead);
+        if (next != nullptr && keys.begin == item.keys.begin) add_rows(call, call.q, *next, ahead);
       }
       if (next != nullptr && !next->keys.empty()) {
         const std::int64_t next_width = chunk_width<Ops, T>(*next);

@@ -72,6 +72,20 @@ IndexRange part_of(const IndexRange& range, std::int64_t part, std::int64_t coun
           range.begin + range.size() * (part + 1) / count};
 }
 
+// Which item of a sequence's plan is the one at `index` in this order. The plan has the row tiles
+// of one range of heads after the other, the longest first: at the end threads would wait for long
+// ones. Here as many ranges as there are threads come side by side; one thread alone keeps to a
+// range, whose keys its cache may hold. Splits of a unit stay together.
+std::int64_t item_in_plan(const SequencePlan& plan, std::int64_t num_threads,
+                          std::int64_t index) noexcept {
+  if (plan.num_splits > 1 || plan.num_row_tiles == 1 || plan.num_head_ranges == 1) return index;
+  const std::int64_t side_by_side = smaller(num_threads, plan.num_head_ranges);
+  const std::int64_t first = index / (side_by_side * plan.num_row_tiles) * side_by_side;
+  const std::int64_t ranges = smaller(side_by_side, plan.num_head_ranges - first);
+  const std::int64_t unit = index - first * plan.num_row_tiles;
+  return (first + unit % ranges) * plan.num_row_tiles + unit / ranges;
+}
+
 // The place in the order that holds `index`.
 std::int64_t find_place(const WorkOrder& order, std::int64_t WorkOffsets::*count,
                         std::int64_t index) noexcept {
@@ -279,8 +293,9 @@ int item_parts_at(const PlanSpec& spec, const BatchPlan& plan, const WorkOrder& 
       part / cut + (coarse ? 0 : cuts.num_coarse) + (leads ? 0 : order.shared_splits[place]);
   const int count = leads && item < order.shared_splits[place] ? order.members[place] : 1;
   for (int i = 0; i < count; ++i) {
-    items[i] = part_of_item(item_of_sequence(spec, plan, order.sequences[place + i], item),
-                            part % cut, cut);
+    const std::int64_t s = order.sequences[place + i];
+    const std::int64_t in_plan = item_in_plan(plan.sequences[s], order.num_threads, item);
+    items[i] = part_of_item(item_of_sequence(spec, plan, s, in_plan), part % cut, cut);
   }
   return count;
 }

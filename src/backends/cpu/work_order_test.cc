@@ -244,6 +244,32 @@ TEST(WorkOrder, ShortWorkTakesFewThreads) {
   EXPECT_EQ(Ordered(spec, {{1, 128}}, 16).order.num_parts, 8);
 }
 
+// Of a prefill too, so that no thread begins a long one when the others end; one thread alone takes
+// all of a head before the next.
+TEST(WorkOrder, LongRowTilesOfAllHeadsComeFirst) {
+  const PlanSpec spec = make_spec(32, 8);
+  const auto items_of = [&](int num_threads) {
+    const Ordered x(spec, {{2048, 2048}}, num_threads);
+    expect_complete(x);
+    std::vector<WorkItem> items;
+    for (std::int64_t i = 0; i < x.order.num_parts; ++i) {
+      items.push_back(item_part_at(spec, x.plan, x.order, i));
+    }
+    return items;
+  };
+  const std::vector<WorkItem> many = items_of(16);
+  const std::vector<WorkItem> one = items_of(1);
+  ASSERT_EQ(many.size(), one.size());
+  ASSERT_GT(many.size(), 8U * 16U);
+  const auto is_longer = [](const WorkItem& a, const WorkItem& b) {
+    return a.keys.size() > b.keys.size();
+  };
+  EXPECT_TRUE(std::is_sorted(many.begin(), many.end(), is_longer));
+  EXPECT_TRUE(std::is_sorted(one.begin(), one.end(), [](const WorkItem& a, const WorkItem& b) {
+    return a.kv_heads.begin < b.kv_heads.begin;
+  }));
+}
+
 TEST(WorkOrder, CostlyItemsComeFirst) {
   const Ordered x(make_spec(32, 8), {{1, 100}, {1, 1000}, {1, 90}, {512, 4096}, {1, 1000}}, 1);
   const std::vector<std::int32_t> order(x.order.sequences, x.order.sequences + 5);
