@@ -19,7 +19,13 @@ class QuickSoftener {
 
   QuickSoftener(const ScoresOfChunk<Ops>& chunk, const RowBlock<Ops>& block, std::int64_t first,
                 std::int64_t last) noexcept
-      : chunk_(chunk), block_(block), factor_(chunk.score_factor()), row_(first), last_(last) {}
+      : chunk_(chunk), block_(block), factor_(chunk.score_factor()), row_(first), last_(last) {
+    if constexpr (kMasked) {
+      present_ = vectors_below(block.num_vectors);
+      masked_ = ~(vectors_below(block.clear.end) & ~vectors_below(block.clear.begin));
+      if (first < last) find_query();
+    }
+  }
 
   // A row in registers.
   struct Hand {
@@ -41,9 +47,10 @@ class QuickSoftener {
     hand.s = block_.scores + row_ * score_stride<float>(kWidth);
     hand.p = block_.weights + row_ * ScoresOfChunk<Ops>::weight_stride(kWidth, kPerToken);
     if constexpr (kMasked) {
-      hand.seen = keys_of_row();
-      hand.present = vectors_below(block_.num_vectors);
-      hand.masked = ~(vectors_below(block_.clear.end) & ~vectors_below(block_.clear.begin));
+      if (row_ == next_query_row_) find_query();
+      hand.seen = seen_;
+      hand.present = present_;
+      hand.masked = masked_;
     }
     float& max = block_.states.max(row_);
     if (max == kNegativeInfinity) [[unlikely]] {
@@ -93,13 +100,10 @@ class QuickSoftener {
     return (1U << std::clamp<std::int64_t>(count, 0, kVectors)) - 1U;
   }
   // What the current row sees. Rows of one query see the same keys.
-  QUIRE_INLINE KeyRange keys_of_row() noexcept {
+  void find_query() noexcept {
     const std::int64_t query = chunk_.query_of_row(block_, row_);
-    if (query != query_) {
-      query_ = query;
-      seen_ = chunk_.keys_of_query(query);
-    }
-    return seen_;
+    seen_ = chunk_.keys_of_query(query);
+    next_query_row_ = chunk_.first_row(block_, query + 1);
   }
   QUIRE_INLINE static bool is_present(const Hand& hand, int vector) noexcept {
     return !kMasked || (hand.present >> vector & 1U) != 0;
@@ -168,6 +172,9 @@ class QuickSoftener {
   const float factor_;
   std::int64_t row_;
   const std::int64_t last_;
-  std::int64_t query_ = -1;  // that seen_ belongs to
+  // With kMasked, of the block, and of the query of the current row:
+  std::uint32_t present_ = 0;
+  std::uint32_t masked_ = 0;
   KeyRange seen_;
+  std::int64_t next_query_row_ = 0;  // the first row of the query after it
 };

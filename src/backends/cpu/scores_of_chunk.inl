@@ -110,6 +110,10 @@ class ScoresOfChunk {
   std::int64_t query_of_row(const RowBlock<Ops>& block, std::int64_t r) const noexcept {
     return (block.rows.begin + r) / call_.spec.head_group();
   }
+  // The row of a block that the rows of a query begin with, if they do so there.
+  std::int64_t first_row(const RowBlock<Ops>& block, std::int64_t query) const noexcept {
+    return query * call_.spec.head_group() - block.rows.begin;
+  }
   // The keys of the chunk that a query sees. REQUIRES: only_scaled_by_token().
   KeyRange keys_of_query(std::int64_t query) const noexcept {
     return visible_part(call_, sequence_, query, *chunk_);

@@ -646,7 +646,7 @@ struct AmxDot : Bf16Base {
                                  std::int64_t num_vectors, float* c, std::int64_t c_stride,
                                  bool from_zero, PrefetchWalk& ahead,
                                  Meanwhile& meanwhile) noexcept {
-    constexpr int kLines = 4;
+    constexpr int kLines = 2;
     multiply_rows<2, false, kLines>(a, a_stride, b, 0, num_vectors, c, c_stride, from_zero, ahead,
                                     meanwhile);
   }
