@@ -339,7 +339,7 @@ struct alignas(64) ShortStep {
 
 // What one thread does: takes parts of items until none is left, then merges. While there are
 // plenty, it takes the next before it begins one, to fetch its first keys meanwhile; the last ones
-// are left for whoever is free. Where every thread has one part, the parts are shared out already.
+// are left for whoever is free: more of them where many rows wait for arithmetic, not for keys. Where every thread has one part, the parts are shared out already.
 void attend_parts(const Level& level, const AttendCall& call, const CpuPrepared& prepared,
                   std::atomic<std::int64_t>& counter, int num_workers, int thread) noexcept {
   const WorkOrder& order = prepared.order;
@@ -367,8 +367,9 @@ void attend_parts(const Level& level, const AttendCall& call, const CpuPrepared&
   std::int64_t index = take();
   fill(index, *now);
   while (index < order.num_parts) {
-    const bool plenty =
-        counter.load(std::memory_order_relaxed) + order.num_threads < order.num_parts;
+    const bool many_rows = now->count > 0 && now->items[0].rows.size() > kChunk / 2;
+    const std::int64_t last_parts = order.num_threads * (many_rows ? 3 : 1);
+    const bool plenty = counter.load(std::memory_order_relaxed) + last_parts < order.num_parts;
     std::int64_t next_index = plenty ? take() : order.num_parts;
     fill(next_index, *next);
     if (!now->empty()) {
