@@ -25,6 +25,10 @@ class QuickSoftener {
       masked_ = ~(vectors_below(block.clear.end) & ~vectors_below(block.clear.begin));
       if (first < last) find_query();
     }
+    // Everything of a row waits for its maximum, which lies beside O, far from the row before it.
+    if constexpr (Ops::kPipelined) {
+      for (std::int64_t r = first; r < last; ++r) __builtin_prefetch(&block.states.max(r), 0, 3);
+    }
   }
 
   // A row in registers.
