@@ -69,6 +69,12 @@ std::string brand_string() {
   return brand;
 }
 
+// Of leaf 1.
+std::uint32_t family(const Registers& basic) {
+  const std::uint32_t base = basic.eax >> 8 & 0xf;
+  return base == 0xf ? base + (basic.eax >> 20 & 0xff) : base;
+}
+
 void detect_x86(CpuFeatures& features) {
   features.vendor = vendor_string();
   features.model = brand_string();
@@ -76,6 +82,8 @@ void detect_x86(CpuFeatures& features) {
   const Registers extended = cpuid(7, 0);
   const Registers extended1 = cpuid(7, 1);
   features.sha = bit(extended.ebx, 29);
+  constexpr std::uint32_t kZen5 = 0x1a;
+  features.drops_prefetches = features.vendor == "AuthenticAMD" && family(basic) >= kZen5;
   constexpr int kOsXsave = 27;
   if (!bit(basic.ecx, kOsXsave)) return;
 

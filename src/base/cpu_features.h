@@ -24,6 +24,8 @@ struct CpuFeatures {
   bool amx_int8 = false;
   bool amx_sizes_hidden = false;  // AMX is offered, but not how large its tiles are
   bool sha = false;
+  // A prefetch instruction that finds no free buffer is forgotten, as on AMD Zen5; others wait.
+  bool drops_prefetches = false;
 };
 
 CpuFeatures detect_cpu_features();

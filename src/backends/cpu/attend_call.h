@@ -53,6 +53,7 @@ struct AttendCall {
   KvCacheView cache;
   AttentionOutput output;
   BatchView batch;
+  bool drops_prefetches = false;  // as CpuFeatures says
 };
 
 // Unnormalised attention of some rows over some keys, a record a row: o [value_dim], max, sum.

@@ -80,7 +80,7 @@ template <class Ops, class T>
 inline void attend_in_turn(const AttendCall& call, const WorkItem& item, const WorkItem* next,
                            const Scratch& scratch, const SequenceView& sequence,
                            const RowRanges<Ops>& ranges) noexcept {
-  PrefetchWalk ahead;
+  PrefetchWalk ahead(call.drops_prefetches);
   ChunkOfHead<Ops, T> step(call, item, sequence, scratch, ahead);
   for (std::int64_t h = item.kv_heads.begin; h < item.kv_heads.end; ++h) {
     clear_rows(head_rows<Ops>(call, item, scratch, h).states, item.rows.size());
@@ -101,7 +101,7 @@ inline void attend_pipelined(const AttendCall& call, const WorkItem& item, const
                              const RowRanges<Ops>& ranges) noexcept {
   using Step = ChunkOfHead<Ops, T>;
   constexpr int kDepth = Pipeline<Ops, T>::kDepth;
-  PrefetchWalk ahead;
+  PrefetchWalk ahead(call.drops_prefetches);
   Step steps[kDepth] = {Step(call, item, sequence, scratch, ahead),
                         Step(call, item, sequence, scratch, ahead),
                         Step(call, item, sequence, scratch, ahead)};
@@ -183,7 +183,7 @@ struct GroupMember {
 template <class Ops, class T>
 inline void attend_group(const AttendCall& call, std::span<const WorkItem> items,
                          const WorkItem* next, const Scratch& scratch) noexcept {
-  PrefetchWalk ahead;
+  PrefetchWalk ahead(call.drops_prefetches);
   std::optional<GroupMember<Ops, T>> members[kMaxGroup];
   const IndexRange& heads = items[0].kv_heads;
   for (std::size_t i = 0; i < items.size(); ++i) {

@@ -137,7 +137,7 @@ bool PrefetchWalk::advance_piece() noexcept {
   }
   --left_;
   const auto address = reinterpret_cast<std::uintptr_t>(range_);
-  line_ = range_ - address % kLine;
+  begin_ = line_ = range_ - address % kLine;
   end_ = line_ + round_up(range_ + pieces_[piece_ - 1].bytes - line_, kLine);
   return true;
 }

@@ -302,6 +302,11 @@ void fetch_lines(const T& object) noexcept {
   for (std::size_t at = 0; at < sizeof(T); at += 64) __builtin_prefetch(first + at);
 }
 
+bool drops_prefetches() {
+  static const bool drops = detect_cpu_features().drops_prefetches;
+  return drops;
+}
+
 AttendCall make_attend_call(const PreparedBatch& prepared, const AttentionParams& params,
                             const TensorView& q, const KvSource& source,
                             const AttentionOutput& output) {
@@ -310,7 +315,8 @@ AttendCall make_attend_call(const PreparedBatch& prepared, const AttentionParams
           .q = q,
           .cache = source.cache,
           .output = output,
-          .batch = prepared.batch()};
+          .batch = prepared.batch(),
+          .drops_prefetches = drops_prefetches()};
 }
 
 // A step of one sequence whose heads are shared out. What threads read of it lies side by side, so

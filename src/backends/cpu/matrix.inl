@@ -188,13 +188,13 @@ class RowCursor {
 //
 // With kParts above 1 a number of A is the sum of several, which lie Ops::kPart apart. A step is
 // Ops::kPairsOfStep pairs.
-template <class Ops, int kRows, int kParts, int kSplit, class B>
+template <class Ops, int kRows, int kParts, int kSplit, PrefetchWalk::Way kWay, class B>
 void stream_rows(const typename Ops::A* a, std::int64_t a_stride, const B& b,
                  std::int64_t num_vectors, float* c, std::int64_t c_stride, bool from_zero,
                  int passes, PrefetchWalk& ahead) noexcept {
   constexpr int kPairs = Ops::kPairsOfStep;
   constexpr int kLines = std::max(1, kSplit * kPairs * B::kFetchBytes / 64);
-  PrefetchWalk::Cursor fetch(ahead, passes);
+  PrefetchWalk::CursorOf<kWay> fetch(ahead, passes);
   for (std::int64_t vector = 0; vector < num_vectors; ++vector, c += kLanes) {
     typename Ops::Sum sum[kRows][kParts][kSplit];
     QUIRE_UNROLL
@@ -270,9 +270,20 @@ void multiply_streamed(const typename Ops::A* a, std::int64_t a_stride, std::int
   for_row_blocks(rows, [&]<int kRows>(std::int64_t r) {
     constexpr int kSums = kRows * kParts;
     constexpr int kSplit = kSums > 8 ? 1 : kSums > 4 ? 2 : 4;  // up to 24 sums in registers
-    stream_rows<Ops, kRows, kParts, kSplit>(a + r * a_stride, a_stride, b, num_vectors,
-                                            c + r * c_stride, c_stride, from_zero,
-                                            num_row_blocks(rows), ahead);
+    const auto stream = [&]<PrefetchWalk::Way kWay>() {
+      stream_rows<Ops, kRows, kParts, kSplit, kWay>(a + r * a_stride, a_stride, b, num_vectors,
+                                                    c + r * c_stride, c_stride, from_zero,
+                                                    num_row_blocks(rows), ahead);
+    };
+    // Several passes are slow enough that few lines are forgotten.
+    using Way = PrefetchWalk::Way;
+    if (!ahead.drops_prefetches()) {
+      stream.template operator()<Way::kOnce>();
+    } else if (num_row_blocks(rows) > 1) {
+      stream.template operator()<Way::kOnceNear>();
+    } else {
+      stream.template operator()<Way::kThreeTimes>();
+    }
   });
 }
 
