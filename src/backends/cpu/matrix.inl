@@ -282,7 +282,7 @@ void multiply_streamed(const typename Ops::A* a, std::int64_t a_stride, std::int
     } else if (num_row_blocks(rows) > 1) {
       stream.template operator()<Way::kOnceNear>();
     } else {
-      stream.template operator()<Way::kThreeTimes>();
+      stream.template operator()<Way::kAgain>();
     }
   });
 }
