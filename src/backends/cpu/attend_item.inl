@@ -80,7 +80,10 @@ template <class Ops, class T>
 inline void attend_in_turn(const AttendCall& call, const WorkItem& item, const WorkItem* next,
                            const Scratch& scratch, const SequenceView& sequence,
                            const RowRanges<Ops>& ranges) noexcept {
-  PrefetchWalk ahead(call.drops_prefetches);
+  // A few chunks alone are most likely near already: asking again took 6.0 instead of 5.3 us.
+  constexpr std::int64_t kShort = 4 * kChunk;
+  const bool is_short = next == nullptr && item.keys.size() <= kShort;
+  PrefetchWalk ahead(call.drops_prefetches && !is_short);
   ChunkOfHead<Ops, T> step(call, item, sequence, scratch, ahead);
   for (std::int64_t h = item.kv_heads.begin; h < item.kv_heads.end; ++h) {
     clear_rows(head_rows<Ops>(call, item, scratch, h).states, item.rows.size());
