@@ -83,7 +83,7 @@ void detect_x86(CpuFeatures& features) {
   const Registers extended1 = cpuid(7, 1);
   features.sha = bit(extended.ebx, 29);
   constexpr std::uint32_t kZen5 = 0x1a;
-  features.drops_prefetches = features.vendor == "AuthenticAMD" && family(basic) >= kZen5;
+  features.drops_prefetches = features.vendor == "AuthenticAMD" && family(basic) == kZen5;
   constexpr int kOsXsave = 27;
   if (!bit(basic.ecx, kOsXsave)) return;
 

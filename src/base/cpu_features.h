@@ -24,7 +24,7 @@ struct CpuFeatures {
   bool amx_int8 = false;
   bool amx_sizes_hidden = false;  // AMX is offered, but not how large its tiles are
   bool sha = false;
-  // A prefetch instruction that finds no free buffer is forgotten, as on AMD Zen5; others wait.
+  // A prefetch instruction that finds no free buffer is forgotten: measured on AMD Zen5.
   bool drops_prefetches = false;
 };
 

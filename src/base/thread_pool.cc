@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <exception>
@@ -12,16 +13,19 @@
 namespace quire {
 namespace {
 
-// The CPUs that this process may use, none if the system does not say.
-std::vector<int> allowed_cpus() {
+cpu_set_t set_of(int cpu) noexcept {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(static_cast<std::size_t>(cpu), &set);
+  return set;
+}
+
+// Where the calling thread may run, and so those that it starts; empty if the system does not say.
+cpu_set_t allowed_cpus() noexcept {
   cpu_set_t allowed;
   CPU_ZERO(&allowed);
-  std::vector<int> cpus;
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return cpus;
-  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (CPU_ISSET(static_cast<std::size_t>(cpu), &allowed)) cpus.push_back(cpu);
-  }
-  return cpus;
+  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) CPU_ZERO(&allowed);
+  return allowed;
 }
 
 // How long threads look before they park: long enough to bridge the pause between two layers, short
@@ -31,10 +35,9 @@ constexpr std::chrono::microseconds kSpinTime{50};
 constexpr int kSpins = 200;
 // Threads that share a CPU would only keep each other from working.
 std::chrono::nanoseconds spin_time_of(int num_threads, std::span<const int> cpus) {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return kSpinTime;
+  const cpu_set_t allowed = allowed_cpus();
   int num_cpus = CPU_COUNT(&allowed);
+  if (num_cpus == 0) return kSpinTime;
   if (!cpus.empty()) {
     cpu_set_t given;
     CPU_ZERO(&given);
@@ -47,24 +50,20 @@ std::chrono::nanoseconds spin_time_of(int num_threads, std::span<const int> cpus
 }
 
 void require_cpus(std::span<const int> cpus) {
-  cpu_set_t allowed;
-  CPU_ZERO(&allowed);
-  if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;  // then pinning fails, or not
+  const cpu_set_t allowed = allowed_cpus();
+  if (CPU_COUNT(&allowed) == 0) return;  // then pinning fails, or not
   for (const int cpu : cpus) {
     require(cpu >= 0 && cpu < CPU_SETSIZE && CPU_ISSET(static_cast<std::size_t>(cpu), &allowed),
             "cpus: this process may not run on CPU ", cpu);
   }
 }
 
-int try_to_pin(std::thread& thread, int cpu) noexcept {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(static_cast<std::size_t>(cpu), &set);
-  return pthread_setaffinity_np(thread.native_handle(), sizeof(set), &set);
+int set_cpus(std::thread& thread, const cpu_set_t& cpus) noexcept {
+  return pthread_setaffinity_np(thread.native_handle(), sizeof(cpus), &cpus);
 }
 
 void pin(std::thread& thread, int cpu) {
-  const int error = try_to_pin(thread, cpu);
+  const int error = set_cpus(thread, set_of(cpu));
   require(error == 0, "cpus: a thread could not be pinned to CPU ", cpu, " (error ", error, ")");
 }
 
@@ -115,14 +114,22 @@ void ThreadPool::stop() noexcept {
 
 // Only where there is a thread for every CPU. A system that refuses is left to itself.
 void ThreadPool::keep_apart() {
-  own_cpus_ = allowed_cpus();
-  if (own_cpus_.size() != static_cast<std::size_t>(num_threads_)) own_cpus_.clear();
+  const cpu_set_t allowed = allowed_cpus();
+  if (CPU_COUNT(&allowed) != num_threads_) return;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (CPU_ISSET(static_cast<std::size_t>(cpu), &allowed)) own_cpus_.push_back(cpu);
+  }
+  owner_ = getpid();
   for (std::size_t i = 1; i < own_cpus_.size(); ++i) {
-    if (try_to_pin(threads_[i - 1], own_cpus_[i]) != 0) own_cpus_.clear();
+    if (set_cpus(threads_[i - 1], set_of(own_cpus_[i])) == 0) continue;
+    for (std::size_t j = 1; j < i; ++j) (void)set_cpus(threads_[j - 1], allowed);
+    own_cpus_.clear();
   }
 }
 
 // If the caller has come to the CPU of a thread with a share, that one takes the CPU which is left.
+// Where somebody else has moved it, or it is gone (in a child of fork()), all stay where they are
+// from then on.
 void ThreadPool::make_room(int num_shares) noexcept {
   if (own_cpus_.empty()) return;
   const int here = sched_getcpu();
@@ -130,9 +137,19 @@ void ThreadPool::make_room(int num_shares) noexcept {
   const auto last = own_cpus_.begin() + num_shares;
   const auto taken = std::find(own_cpus_.begin() + 1, last, here);
   if (taken == last) return;
-  if (try_to_pin(threads_[static_cast<std::size_t>(taken - own_cpus_.begin()) - 1], own_cpus_[0]) ==
-      0) {
+  const auto is_as_it_was = [&](std::thread& thread) {
+    const cpu_set_t expected = set_of(here);
+    cpu_set_t cpus;
+    CPU_ZERO(&cpus);
+    return getpid() == owner_ &&
+           pthread_getaffinity_np(thread.native_handle(), sizeof(cpus), &cpus) == 0 &&
+           CPU_EQUAL(&cpus, &expected);
+  };
+  std::thread& thread = threads_[static_cast<std::size_t>(taken - own_cpus_.begin()) - 1];
+  if (is_as_it_was(thread) && set_cpus(thread, set_of(own_cpus_[0])) == 0) {
     std::swap(*taken, own_cpus_[0]);
+  } else {
+    own_cpus_.clear();
   }
 }
 

@@ -16,8 +16,8 @@
 // A pool with a thread for each CPU that the process may use keeps them apart: every one of its own
 // has a CPU to itself, and the caller, who goes where the system puts it, the one that is left. The
 // system would wake two on one CPU while threads of others still spin elsewhere, and leave it so
-// for milliseconds: of 16 threads one to four came late or never (docs/benchmarks.md). Smaller
-// pools are left to the system, which knows what else runs.
+// for milliseconds: of 16 threads one to four came late or never (docs/benchmarks.md). Other pools
+// are left to the system, and so is one whose threads somebody else has moved since.
 //
 // Thread safety: runs may be started from several threads; they take turns. None must be started
 // from inside another.
@@ -158,6 +158,7 @@ class ThreadPool {
   alignas(64) std::mutex run_mutex_;  // one run at a time
   RunId last_run_ = 0;
   std::atomic<Clock::rep> last_asked_{0};  // threads_at_hand, when some slept
+  int owner_ = 0;                          // the process that the threads belong to
   std::vector<int> own_cpus_;  // [num_threads] where threads are kept apart; 0: the caller's
 
   std::vector<std::thread> threads_;

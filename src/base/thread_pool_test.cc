@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -258,49 +260,115 @@ cpu_set_t cpus_of_this_thread() {
   return cpus;
 }
 
+// Where this thread may run again when a test is over.
+struct RestoreCpus {
+  cpu_set_t cpus = cpus_of_this_thread();
+  RestoreCpus() = default;
+  RestoreCpus(const RestoreCpus&) = delete;
+  RestoreCpus& operator=(const RestoreCpus&) = delete;
+  ~RestoreCpus() { EXPECT_EQ(sched_setaffinity(0, sizeof(cpus), &cpus), 0); }
+};
+
+void move_to(int cpu) {
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(static_cast<std::size_t>(cpu), &one);
+  ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
+}
+
+// Where each thread of a pool may run. Each waits for the others, so that none does another's
+// share.
+std::vector<cpu_set_t> cpus_of_threads(ThreadPool& pool) {
+  std::vector<cpu_set_t> cpus(static_cast<std::size_t>(pool.num_threads()));
+  std::atomic<int> num_here{0};
+  pool.run_shares(pool.num_threads(), [&](int thread) noexcept {
+    cpus[static_cast<std::size_t>(thread)] = cpus_of_this_thread();
+    ++num_here;
+    while (num_here < pool.num_threads()) std::this_thread::yield();
+  });
+  return cpus;
+}
+
 TEST(ThreadPool, AThreadForEveryCpuHasOneToItself) {
-  const cpu_set_t all = cpus_of_this_thread();
+  const RestoreCpus restore;
+  const cpu_set_t& all = restore.cpus;
   const int num_cpus = CPU_COUNT(&all);
   if (num_cpus < 2) GTEST_SKIP() << "one CPU: there is nothing to keep apart";
   ThreadPool pool(num_cpus);
   // Wherever the caller goes, they make room for it.
   for (int caller_cpu = 0; caller_cpu < CPU_SETSIZE; ++caller_cpu) {
     if (!CPU_ISSET(static_cast<std::size_t>(caller_cpu), &all)) continue;
-    cpu_set_t one;
-    CPU_ZERO(&one);
-    CPU_SET(static_cast<std::size_t>(caller_cpu), &one);
-    ASSERT_EQ(sched_setaffinity(0, sizeof(one), &one), 0);
-    std::vector<cpu_set_t> cpus(static_cast<std::size_t>(num_cpus));
-    std::atomic<int> num_here{0};  // each waits for the others, so that none does another's share
-    pool.run_shares(num_cpus, [&](int thread) noexcept {
-      cpus[static_cast<std::size_t>(thread)] = cpus_of_this_thread();
-      ++num_here;
-      while (num_here < num_cpus) std::this_thread::yield();
-    });
+    move_to(caller_cpu);
     cpu_set_t seen;
     CPU_ZERO(&seen);
-    for (const cpu_set_t& of_thread : cpus) {
+    for (const cpu_set_t& of_thread : cpus_of_threads(pool)) {
       EXPECT_EQ(CPU_COUNT(&of_thread), 1);
       CPU_OR(&seen, &seen, &of_thread);
     }
     EXPECT_TRUE(CPU_EQUAL(&seen, &all)) << "caller on CPU " << caller_cpu;
   }
-  ASSERT_EQ(sched_setaffinity(0, sizeof(all), &all), 0);
 }
 
-TEST(ThreadPool, FewerThreadsThanCpusGoWhereTheSystemPutsThem) {
+TEST(ThreadPool, OtherPoolsGoWhereTheSystemPutsThem) {
   const cpu_set_t all = cpus_of_this_thread();
   const int num_cpus = CPU_COUNT(&all);
   for (const int num_threads : {num_cpus - 1, num_cpus + 1}) {
     if (num_threads < 2) continue;
     ThreadPool pool(num_threads);
-    std::atomic<int> num_free{0};
-    pool.run_shares(num_threads, [&](int) noexcept {
-      const cpu_set_t cpus = cpus_of_this_thread();
-      num_free += CPU_EQUAL(&cpus, &all) ? 1 : 0;
-    });
-    EXPECT_EQ(num_free, num_threads);
+    for (const cpu_set_t& cpus : cpus_of_threads(pool)) EXPECT_TRUE(CPU_EQUAL(&cpus, &all));
   }
+}
+
+// Nobody is moved back who was moved by others, wherever the caller goes.
+TEST(ThreadPool, ThreadsThatOthersMovedStayThere) {
+  const RestoreCpus restore;
+  const cpu_set_t& all = restore.cpus;
+  const int num_cpus = CPU_COUNT(&all);
+  if (num_cpus < 2) GTEST_SKIP() << "one CPU: there is nowhere to move to";
+  ThreadPool pool(num_cpus);
+  std::atomic<int> num_here{0};
+  pool.run_shares(num_cpus, [&](int) noexcept {
+    EXPECT_EQ(sched_setaffinity(0, sizeof(all), &all), 0);
+    ++num_here;
+    while (num_here < num_cpus) std::this_thread::yield();
+  });
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(static_cast<std::size_t>(cpu), &all)) continue;
+    move_to(cpu);
+    const std::vector<cpu_set_t> cpus = cpus_of_threads(pool);
+    for (std::size_t i = 1; i < cpus.size(); ++i) EXPECT_TRUE(CPU_EQUAL(&cpus[i], &all));
+  }
+}
+
+// A child of fork() has none of the threads: the caller does all shares, and stays where it may
+// run.
+TEST(ThreadPoolDeathTest, AChildOfForkKeepsItsCpus) {
+  if (kHasThreadSanitizer) GTEST_SKIP() << "its runtime does not let a child of fork() go on";
+  const cpu_set_t all = cpus_of_this_thread();
+  const int num_cpus = CPU_COUNT(&all);
+  if (num_cpus < 2) GTEST_SKIP() << "one CPU: nobody is pinned";
+  ThreadPool pool(num_cpus);
+  const pid_t child = fork();
+  if (child == 0) {
+    bool kept = true;
+    for (int cpu = 0; cpu < CPU_SETSIZE && kept; ++cpu) {
+      if (!CPU_ISSET(static_cast<std::size_t>(cpu), &all)) continue;
+      cpu_set_t one;
+      CPU_ZERO(&one);
+      CPU_SET(static_cast<std::size_t>(cpu), &one);
+      sched_setaffinity(0, sizeof(one), &one);  // moves it there
+      sched_setaffinity(0, sizeof(all), &all);
+      pool.run_shares(num_cpus, [](int) noexcept {});
+      cpu_set_t now;
+      CPU_ZERO(&now);
+      sched_getaffinity(0, sizeof(now), &now);
+      kept = CPU_EQUAL(&now, &all);
+    }
+    _exit(kept ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 // Two threads on one CPU do not spin, so none is awake for the next run, however soon that comes.

@@ -80,7 +80,8 @@ template <class Ops, class T>
 inline void attend_in_turn(const AttendCall& call, const WorkItem& item, const WorkItem* next,
                            const Scratch& scratch, const SequenceView& sequence,
                            const RowRanges<Ops>& ranges) noexcept {
-  // A few chunks alone are most likely near already: asking again took 6.0 instead of 5.3 us.
+  // A few chunks alone are most likely near already: asking again took 6.0 instead of 5.3 us for a
+  // step of one token at 128 keys on two threads of Zen5.
   constexpr std::int64_t kShort = 4 * kChunk;
   const bool is_short = next == nullptr && item.keys.size() <= kShort;
   PrefetchWalk ahead(call.drops_prefetches && !is_short);

@@ -302,21 +302,16 @@ void fetch_lines(const T& object) noexcept {
   for (std::size_t at = 0; at < sizeof(T); at += 64) __builtin_prefetch(first + at);
 }
 
-bool drops_prefetches() {
-  static const bool drops = detect_cpu_features().drops_prefetches;
-  return drops;
-}
-
 AttendCall make_attend_call(const PreparedBatch& prepared, const AttentionParams& params,
                             const TensorView& q, const KvSource& source,
-                            const AttentionOutput& output) {
+                            const AttentionOutput& output, bool drops_prefetches) {
   return {.spec = prepared.spec(),
           .params = params,
           .q = q,
           .cache = source.cache,
           .output = output,
           .batch = prepared.batch(),
-          .drops_prefetches = drops_prefetches()};
+          .drops_prefetches = drops_prefetches};
 }
 
 // A step of one sequence whose heads are shared out. What threads read of it lies side by side, so
@@ -345,7 +340,8 @@ struct alignas(64) ShortStep {
 
 // What one thread does: takes parts of items until none is left, then merges. While there are
 // plenty, it takes the next before it begins one, to fetch its first keys meanwhile; the last ones
-// are left for whoever is free: more of them where many rows wait for arithmetic, not for keys. Where every thread has one part, the parts are shared out already.
+// are left for whoever is free: more of them where many rows wait for arithmetic, not for keys.
+// Where every thread has one part, the parts are shared out already.
 void attend_parts(const Level& level, const AttendCall& call, const CpuPrepared& prepared,
                   std::atomic<std::int64_t>& counter, int num_workers, int thread) noexcept {
   const WorkOrder& order = prepared.order;
@@ -373,8 +369,8 @@ void attend_parts(const Level& level, const AttendCall& call, const CpuPrepared&
   std::int64_t index = take();
   fill(index, *now);
   while (index < order.num_parts) {
-    const bool many_rows = now->count > 0 && now->items[0].rows.size() > kChunk / 2;
-    const std::int64_t last_parts = order.num_threads * (many_rows ? 3 : 1);
+    const bool many_rows = now->items[0].rows.size() > kChunk / 2;
+    const std::int64_t last_parts = num_workers == 1 ? 1 : num_workers * (many_rows ? 3 : 1);
     const bool plenty = counter.load(std::memory_order_relaxed) + last_parts < order.num_parts;
     std::int64_t next_index = plenty ? take() : order.num_parts;
     fill(next_index, *next);
@@ -459,7 +455,8 @@ class CpuBackend final : public HostBackend {
   void do_attend(const PreparedBatch& prepared, const AttentionParams& params, const TensorView& q,
                  const KvSource& source, const AttentionOutput& output, Stream) override {
     const CpuPrepared& mine = self(prepared);
-    const AttendCall call = make_attend_call(prepared, params, q, source, output);
+    const AttendCall call =
+        make_attend_call(prepared, params, q, source, output, drops_prefetches_);
     if (is_short_step(mine)) {
       run_short_step(mine, call, {});
       return;
@@ -482,7 +479,7 @@ class CpuBackend final : public HostBackend {
       HostBackend::do_append_and_attend(prepared, params, q, source, output, stream);
       return;
     }
-    run_short_step(mine, make_attend_call(prepared, params, q, source, output),
+    run_short_step(mine, make_attend_call(prepared, params, q, source, output, drops_prefetches_),
                    make_append_call(source.new_kv, source.cache, prepared.batch().kv.slots));
   }
 
@@ -528,6 +525,7 @@ class CpuBackend final : public HostBackend {
   }
 
   const Level& level_;
+  const bool drops_prefetches_ = detect_cpu_features().drops_prefetches;
   ThreadPool pool_;
 };
 

@@ -275,7 +275,7 @@ void multiply_streamed(const typename Ops::A* a, std::int64_t a_stride, std::int
                                                     c + r * c_stride, c_stride, from_zero,
                                                     num_row_blocks(rows), ahead);
     };
-    // Several passes are slow enough that few lines are forgotten.
+    // Several passes over the same keys take longer, so that fewer lines are forgotten.
     using Way = PrefetchWalk::Way;
     if (!ahead.drops_prefetches()) {
       stream.template operator()<Way::kOnce>();
