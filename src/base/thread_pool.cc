@@ -7,6 +7,9 @@
 
 #include <algorithm>
 #include <exception>
+#include <fstream>
+#include <string>
+#include <utility>
 
 #include "base/check.h"
 
@@ -26,6 +29,20 @@ cpu_set_t allowed_cpus() noexcept {
   CPU_ZERO(&allowed);
   if (sched_getaffinity(0, sizeof(allowed), &allowed) != 0) CPU_ZERO(&allowed);
   return allowed;
+}
+
+// How many CPUs of the same core come before this one; 0 where the system does not say. Its list is
+// like "0,8" or "0-1".
+int place_in_core(int cpu) {
+  std::ifstream list("/sys/devices/system/cpu/cpu" + std::to_string(cpu) +
+                     "/topology/thread_siblings_list");
+  int place = 0;
+  for (int first = 0; list >> first; list.ignore()) {
+    int last = first;
+    if (list.peek() == '-') list.ignore() >> last;
+    for (int sibling = first; sibling <= last; ++sibling) place += sibling < cpu ? 1 : 0;
+  }
+  return place;
 }
 
 // How long threads look before they park: long enough to bridge the pause between two layers, short
@@ -116,9 +133,14 @@ void ThreadPool::stop() noexcept {
 void ThreadPool::keep_apart() {
   const cpu_set_t allowed = allowed_cpus();
   if (CPU_COUNT(&allowed) != num_threads_) return;
+  // Runs of few shares take the first ones: a core for each.
+  std::vector<std::pair<int, int>> places;  // in its core, CPU
   for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
-    if (CPU_ISSET(static_cast<std::size_t>(cpu), &allowed)) own_cpus_.push_back(cpu);
+    if (!CPU_ISSET(static_cast<std::size_t>(cpu), &allowed)) continue;
+    places.emplace_back(place_in_core(cpu), cpu);
   }
+  std::sort(places.begin(), places.end());
+  for (const auto& [place, cpu] : places) own_cpus_.push_back(cpu);
   owner_ = getpid();
   for (std::size_t i = 1; i < own_cpus_.size(); ++i) {
     if (set_cpus(threads_[i - 1], set_of(own_cpus_[i])) == 0) continue;
