@@ -36,8 +36,10 @@ typedef struct quire_executor {
 typedef struct quire_backend_options {
   uint32_t struct_bytes;
   uint32_t struct_version;
-  const char* isa;      // level of a CPU backend; NULL: QUIRE_CPU_ISA, else the best
-  const int32_t* cpus;  // [num_cpus] or NULL: pins thread i to cpus[i % num_cpus]
+  const char* isa;  // level of a CPU backend; NULL: QUIRE_CPU_ISA, else the best
+  // [num_cpus]: pins thread i to cpus[i % num_cpus]. NULL: the system moves them, unless there is
+  // one for every CPU that the process may run on; those keep to one each.
+  const int32_t* cpus;
   int64_t num_cpus;
   const quire_executor* executor;  // copied; NULL: threads of the backend's own
   int32_t num_threads;             // 0: as many as there is room for
