@@ -189,7 +189,7 @@ void choose_fine_cut(const PlanSpec& spec, const BatchPlan& plan, std::int64_t n
   const SequencePlan& shortest = plan.sequences[order.sequences[last]];
   if (longest_item_cost(spec, shortest) < fine_cut * kMinFinePartCost) return;
   order.max_fine_cut = fine_cut;
-  order.first_fine_item = num_items - smaller(order.num_threads / 2, num_items / kItemsPerFine);
+  order.first_fine_item = num_items - smaller(order.num_threads, num_items / kItemsPerFine);
 }
 
 // Into how many parts the rows of a head are merged: all wait for the last item, so no thread

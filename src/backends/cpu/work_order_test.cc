@@ -203,20 +203,20 @@ TEST(WorkOrder, FewItemsAreCutByHeads) {
 TEST(WorkOrder, TheLastItemsAreCutFinely) {
   const PlanSpec spec = make_spec(32, 8);
   const Ordered x(spec, {{1, 32768}}, 16);
-  EXPECT_EQ(x.order.num_parts, 56 + 8 * 4);
-  EXPECT_EQ(item_part_at(spec, x.plan, x.order, 55).kv_heads.size(), 8);
-  EXPECT_EQ(item_part_at(spec, x.plan, x.order, 56).kv_heads.size(), 2);
-  EXPECT_EQ(item_part_at(spec, x.plan, x.order, 56 + 31).kv_heads.end, 8);
+  EXPECT_EQ(x.order.num_parts, 48 + 16 * 4);
+  EXPECT_EQ(item_part_at(spec, x.plan, x.order, 47).kv_heads.size(), 8);
+  EXPECT_EQ(item_part_at(spec, x.plan, x.order, 48).kv_heads.size(), 2);
+  EXPECT_EQ(item_part_at(spec, x.plan, x.order, 48 + 63).kv_heads.end, 8);
   expect_complete(x);
   // Not by one thread, nor where short items come last.
   EXPECT_EQ(Ordered(spec, {{1, 32768}}, 1).order.num_parts, 64);
   EXPECT_EQ(Ordered(spec, {{1, 32768}, {1, 64}}, 16).order.num_parts, 65);
   // Padding, which costs nothing, is not what comes last.
   const Ordered padded(spec, {{1, 32768}, {1, 0}, {0, 0}}, 16);
-  ASSERT_GT(padded.order.num_parts, 56 + 8 * 4);
-  EXPECT_EQ(item_part_at(spec, padded.plan, padded.order, 55).kv_heads.size(), 8);
-  EXPECT_EQ(item_part_at(spec, padded.plan, padded.order, 56).kv_heads.size(), 2);
-  EXPECT_EQ(item_part_at(spec, padded.plan, padded.order, 56 + 31).kv_heads.end, 8);
+  ASSERT_GT(padded.order.num_parts, 48 + 16 * 4);
+  EXPECT_EQ(item_part_at(spec, padded.plan, padded.order, 47).kv_heads.size(), 8);
+  EXPECT_EQ(item_part_at(spec, padded.plan, padded.order, 48).kv_heads.size(), 2);
+  EXPECT_EQ(item_part_at(spec, padded.plan, padded.order, 48 + 63).kv_heads.end, 8);
   expect_complete(padded);
 }
 
