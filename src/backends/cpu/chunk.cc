@@ -109,27 +109,36 @@ void locate(const AttendCall& call, std::int64_t sequence, const KeyRange& keys,
   }
 }
 
-void PrefetchWalk::add(const char* data, std::int64_t count, std::int64_t stride,
-                       std::int64_t bytes) noexcept {
-  if (count == 0) return;
-  if (count > 1 && stride == bytes) {
-    bytes *= count;
-    count = 1;
+void Pieces::add(const Piece& piece) noexcept {
+  if (piece.count == 0) return;
+  Piece whole = piece;
+  if (piece.count > 1 && piece.stride == piece.bytes) {
+    whole.bytes *= piece.count;
+    whole.count = 1;
   }
   // Neighbours become one: the tokens of a block, and blocks that happen to follow each other.
-  if (num_pieces_ > 0 && count == 1) {
-    Piece& last = pieces_[num_pieces_ - 1];
-    if (last.count == 1 && last.data + last.bytes == data) {
-      last.bytes += bytes;
+  if (size_ > 0 && whole.count == 1) {
+    Piece& last = pieces_[size_ - 1];
+    if (last.count == 1 && last.data + last.bytes == whole.data &&
+        last.head_stride == whole.head_stride) {
+      last.bytes += whole.bytes;
       return;
     }
   }
-  pieces_[num_pieces_++] = {data, count, stride, bytes};
+  pieces_[size_++] = whole;
+}
+
+void Pieces::add_head(const Pieces& first_head, std::int64_t kv_head) noexcept {
+  for (int i = 0; i < first_head.size_; ++i) {
+    const Piece& piece = first_head.pieces_[i];
+    pieces_[size_] = piece;
+    pieces_[size_++].data = piece.data + kv_head * piece.head_stride;
+  }
 }
 
 bool PrefetchWalk::advance_piece() noexcept {
   if (left_ == 0) {
-    const Piece& next = pieces_[piece_++];
+    const Pieces::Piece& next = pieces_[piece_++];
     left_ = next.count;
     range_ = next.data;
   } else {
@@ -148,75 +157,102 @@ const char* PrefetchWalk::step_across(const char* line, int num_lines) noexcept 
   return line_;
 }
 
-void PrefetchWalk::add_tokens(const KvCacheView& cache, KvTensor tensor, std::int64_t offset,
-                              std::int64_t tokens, const IndexRange& kv_heads) noexcept {
+void Pieces::add_tokens(const KvCacheView& cache, KvTensor tensor, std::int64_t offset,
+                        std::int64_t tokens, const IndexRange& kv_heads) noexcept {
   const bool is_k = tensor == KvTensor::kK;
   const KvStrides& strides = is_k ? cache.k_strides : cache.v_strides;
   const std::int64_t dims = is_k ? cache.head_dim : cache.value_dim;
   const std::int64_t element_bytes = dtype_bytes(cache.format.dtype);
+  const std::int64_t head_stride = strides.head * element_bytes;
   const char* data = static_cast<const char*>(is_k ? cache.k : cache.v) +
                      (offset + kv_heads.begin * strides.head) * element_bytes;
   const bool plain = cache.format.layout == KvLayoutId::kPlain;
   if (plain && strides.head == dims && strides.token == kv_heads.size() * dims) {
-    add(data, 1, 0, tokens * strides.token * element_bytes);  // all heads, token by token
+    // All heads, token by token.
+    add({data, 1, 0, tokens * strides.token * element_bytes, head_stride});
   } else if (plain && strides.token != dims) {
     for (std::int64_t i = 0; i < tokens; ++i) {
-      add(data + i * strides.token * element_bytes, kv_heads.size(), strides.head * element_bytes,
-          dims * element_bytes);
+      add({data + i * strides.token * element_bytes, kv_heads.size(), head_stride,
+           dims * element_bytes, head_stride});
     }
   } else if (is_k || plain) {
-    add(data, kv_heads.size(), strides.head * element_bytes, tokens * dims * element_bytes);
+    add({data, kv_heads.size(), head_stride, tokens * dims * element_bytes, head_stride});
   } else {  // the tokens of one tile of dims after those of the other
     const std::int64_t tile = cache.format.block_size * kPairTile * element_bytes;
-    add(data, kv_heads.size() * (dims / kPairTile), tile, tokens * kPairTile * element_bytes);
+    add({data, kv_heads.size() * (dims / kPairTile), tile, tokens * kPairTile * element_bytes,
+         head_stride});
   }
 }
 
-void PrefetchWalk::add_scales(const KvScales& scales, std::int64_t offset, std::int64_t tokens,
-                              const IndexRange& kv_heads) noexcept {
+void Pieces::add_scales(const KvScales& scales, std::int64_t offset, std::int64_t tokens,
+                        const IndexRange& kv_heads) noexcept {
   if (scales.strides.token != 1) return;  // scattered, and not of a cache that quire allocated
   constexpr auto kBytes = static_cast<std::int64_t>(sizeof(float));
   const float* data = scales.data + offset + kv_heads.begin * scales.strides.head;
-  add(reinterpret_cast<const char*>(data), kv_heads.size(), scales.strides.head * kBytes,
-      tokens * kBytes);
+  const std::int64_t head_stride = scales.strides.head * kBytes;
+  add({reinterpret_cast<const char*>(data), kv_heads.size(), head_stride, tokens * kBytes,
+       head_stride});
 }
 
-void PrefetchWalk::add_rows(const AttendCall& call, const TensorView& tensor, std::int64_t sequence,
-                            std::int64_t kv_head, const IndexRange& rows) noexcept {
+void Pieces::add_rows(const AttendCall& call, const TensorView& tensor, std::int64_t sequence,
+                      std::int64_t kv_head, const IndexRange& rows) noexcept {
   const std::int64_t group = call.spec.head_group();
   const std::int64_t dims = tensor.shape[2];
-  if (tensor.strides[1] != dims || num_pieces_ >= kMaxRowPieces) return;
+  if (tensor.strides[1] != dims || size_ >= kMaxRowPieces) return;
   const std::int64_t element_bytes = dtype_bytes(tensor.dtype);
   const std::int64_t token = rows.begin / group;
   const std::int64_t first = (call.batch.queries.begins[sequence] + token) * tensor.strides[0] +
                              kv_head * group * tensor.strides[1];
-  add(static_cast<const char*>(tensor.data) + first * element_bytes,
-      (rows.end - 1) / group + 1 - token, tensor.strides[0] * element_bytes,
-      group * dims * element_bytes);
+  add({static_cast<const char*>(tensor.data) + first * element_bytes,
+       (rows.end - 1) / group + 1 - token, tensor.strides[0] * element_bytes,
+       group * dims * element_bytes, 0});
 }
 
-void PrefetchWalk::add_chunk(const AttendCall& call, const Chunk& chunk,
-                             const IndexRange& kv_heads) noexcept {
-  const KvCacheView& cache = call.cache;
+namespace {
+
+// Calls f(lane, tokens) for every run of tokens of one block.
+template <class F>
+void for_runs(const Chunk& chunk, F&& f) noexcept {
   std::int64_t end = 0;
   for (std::int64_t lane = chunk.begin; lane < chunk.end; lane = end) {
     end = lane + 1;
     if (chunk.k[lane] == kAbsent) continue;
-    // Tokens of one block follow each other: all of its K, then all of its V.
     while (end < chunk.end && chunk.k[end] != kAbsent && chunk.block[end] == chunk.block[lane]) {
       ++end;
     }
-    add_tokens(cache, KvTensor::kK, chunk.k[lane], end - lane, kv_heads);
-    if (!cache.format.v_in_k) {
-      add_tokens(cache, KvTensor::kV, chunk.v[lane], end - lane, kv_heads);
-    }
+    f(lane, end - lane);
+  }
+}
+
+}  // namespace
+
+void Pieces::add_chunk(const AttendCall& call, const Chunk& chunk,
+                       const IndexRange& kv_heads) noexcept {
+  const KvCacheView& cache = call.cache;
+  // Tokens of one block follow each other: all of its K, then all of its V.
+  for_runs(chunk, [&](std::int64_t lane, std::int64_t tokens) {
+    add_tokens(cache, KvTensor::kK, chunk.k[lane], tokens, kv_heads);
+    if (!cache.format.v_in_k) add_tokens(cache, KvTensor::kV, chunk.v[lane], tokens, kv_heads);
     if (cache.format.scales == ScaleGranularity::kPerTokenHead) {
-      add_scales(cache.k_scales, chunk.k_scale[lane], end - lane, kv_heads);
+      add_scales(cache.k_scales, chunk.k_scale[lane], tokens, kv_heads);
       if (!cache.format.v_in_k) {
-        add_scales(cache.v_scales, chunk.v_scale[lane], end - lane, kv_heads);
+        add_scales(cache.v_scales, chunk.v_scale[lane], tokens, kv_heads);
       }
     }
-  }
+  });
+}
+
+void Pieces::add_first_head(const AttendCall& call, const Chunk& chunk, KvTensor tensor) noexcept {
+  constexpr IndexRange kHead = {0, 1};
+  const KvCacheView& cache = call.cache;
+  const bool is_k = tensor == KvTensor::kK;
+  for_runs(chunk, [&](std::int64_t lane, std::int64_t tokens) {
+    if (cache.format.scales == ScaleGranularity::kPerTokenHead) {
+      add_scales(is_k ? cache.k_scales : cache.v_scales,
+                 is_k ? chunk.k_scale[lane] : chunk.v_scale[lane], tokens, kHead);
+    }
+    add_tokens(cache, tensor, is_k ? chunk.k[lane] : chunk.v[lane], tokens, kHead);
+  });
 }
 
 }  // namespace quire::cpu

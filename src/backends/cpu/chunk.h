@@ -35,7 +35,47 @@ struct Chunk {
 void locate(const AttendCall& call, std::int64_t sequence, const KeyRange& keys, std::int64_t width,
             Chunk& chunk) noexcept;
 
-// The cache lines of a located chunk, those of the kv heads given, and of rows.
+// Ranges of memory, in the order in which they are to be fetched.
+class Pieces {
+ public:
+  // `count` ranges of `bytes`, `stride` apart.
+  struct Piece {
+    const char* data;
+    std::int64_t count;
+    std::int64_t stride;
+    std::int64_t bytes;
+    std::int64_t head_stride;  // bytes from one kv head to the next
+  };
+
+  int size() const noexcept { return size_; }
+  const Piece& operator[](int i) const noexcept { return pieces_[i]; }
+  void clear() noexcept { size_ = 0; }
+
+  // The keys of a located chunk, of the kv heads given: of every block all K, then all V.
+  void add_chunk(const AttendCall& call, const Chunk& chunk, const IndexRange& kv_heads) noexcept;
+  // K or V of kv head 0.
+  void add_first_head(const AttendCall& call, const Chunk& chunk, KvTensor tensor) noexcept;
+  // The same of another head.
+  void add_head(const Pieces& first_head, std::int64_t kv_head) noexcept;
+  // Rows of one kv head of a sequence in q or out, if they lie side by side.
+  void add_rows(const AttendCall& call, const TensorView& tensor, std::int64_t sequence,
+                std::int64_t kv_head, const IndexRange& rows) noexcept;
+
+  static constexpr int kMaxRowPieces = 8;
+  static constexpr int kMaxPieces = 4 * kMaxChunk + kMaxRowPieces;  // K, V, their scales; rows
+
+ private:
+  void add_tokens(const KvCacheView& cache, KvTensor tensor, std::int64_t offset,
+                  std::int64_t tokens, const IndexRange& kv_heads) noexcept;
+  void add_scales(const KvScales& scales, std::int64_t offset, std::int64_t tokens,
+                  const IndexRange& kv_heads) noexcept;
+  void add(const Piece& piece) noexcept;
+
+  int size_ = 0;
+  Piece pieces_[kMaxPieces];
+};
+
+// The cache lines of pieces, one after the other.
 //
 // Some processors forget a prefetch that finds all buffers for misses taken. Products of what lies
 // in a near cache ask for lines faster than memory gives them: at 60 GB/s a core of Zen5 lost every
@@ -46,24 +86,34 @@ void locate(const AttendCall& call, std::int64_t sequence, const KeyRange& keys,
 // that leave more time, those without a cursor among them, ask once.
 class PrefetchWalk {
  public:
-  explicit PrefetchWalk(bool drops_prefetches) noexcept : drops_(drops_prefetches) {}
+  // `once`: no line is asked for again.
+  explicit PrefetchWalk(bool drops_prefetches, bool once = false) noexcept
+      : drops_(drops_prefetches), again_(drops_prefetches && !once) {}
 
-  void add_chunk(const AttendCall& call, const Chunk& chunk, const IndexRange& kv_heads) noexcept;
-  // Rows of one kv head of a sequence in q or out, if they lie side by side.
-  void add_rows(const AttendCall& call, const TensorView& tensor, std::int64_t sequence,
-                std::int64_t kv_head, const IndexRange& rows) noexcept;
+  // What is to be fetched. REQUIRES: what is added is not begun: clear() was called, and no step
+  // since.
+  Pieces& pieces() noexcept { return pieces_; }
+  void clear() noexcept {
+    pieces_.clear();
+    piece_ = 0, left_ = 0, line_ = end_ = nullptr;
+  }
+  // A head more behind what is left.
+  void add_head(const Pieces& first_head, std::int64_t kv_head) noexcept {
+    if (pieces_.size() + first_head.size() > Pieces::kMaxPieces) finish();
+    if (left_ == 0 && piece_ == pieces_.size()) pieces_.clear(), piece_ = 0;
+    pieces_.add_head(first_head, kv_head);
+  }
   // The first line of every piece, unless they are many: their pages are looked up side by side.
   // Later each of them would keep the products waiting for some 0.1 us.
   void touch() const noexcept {
-    if (num_pieces_ > kMaxTouched) return;
-    for (int i = 0; i < num_pieces_; ++i) __builtin_prefetch(pieces_[i].data, 0, 2);
+    if (pieces_.size() > kMaxTouched) return;
+    for (int i = 0; i < pieces_.size(); ++i) __builtin_prefetch(pieces_[i].data, 0, 2);
   }
-  void clear() noexcept { num_pieces_ = 0, piece_ = 0, line_ = end_ = nullptr, left_ = 0; }
 
-  bool done() const noexcept { return line_ == end_ && left_ == 0 && piece_ == num_pieces_; }
+  bool done() const noexcept { return line_ == end_ && left_ == 0 && piece_ == pieces_.size(); }
   [[gnu::always_inline]] void step() noexcept {
     if (line_ == end_ && !advance()) return;
-    if (drops_) [[unlikely]] {
+    if (again_) [[unlikely]] {
       fetch_again<1>(line_, begin_);
     } else {
       __builtin_prefetch(line_, 0, 2);
@@ -79,7 +129,7 @@ class PrefetchWalk {
       line_ += kCount * kLine;
       return;
     }
-    if (line_ == end_ && left_ == 0 && piece_ == num_pieces_) return;
+    if (done()) return;
     for (int i = 0; i < kCount; ++i) step();
   }
 
@@ -88,7 +138,9 @@ class PrefetchWalk {
     while (!done()) step();
   }
 
+  // What the processor does: the same for every item of a call.
   bool drops_prefetches() const noexcept { return drops_; }
+  bool asks_again() const noexcept { return again_; }
 
   // How a loop fetches: as the processor wants it, or what that is where the loop is compiled for
   // it, because a branch in it costs as much as the lines.
@@ -105,7 +157,7 @@ class PrefetchWalk {
           line_(walk.line_),
           begin_(walk.begin_),
           end_(walk.end_),
-          drops_(walk.drops_),
+          again_(walk.again_),
           more_(!walk.done()),
           passes_(passes),
           left_(passes) {}
@@ -134,7 +186,7 @@ class PrefetchWalk {
     template <int kLines>
     [[gnu::always_inline]] void step() noexcept {
       if (end_ - line_ >= kLines * kLine) [[likely]] {
-        if (kWay == Way::kAgain || (kWay == Way::kAny && drops_)) {
+        if (kWay == Way::kAgain || (kWay == Way::kAny && again_)) {
           fetch_again<kLines>(line_, begin_);
         } else {
           constexpr int kHint = kWay == Way::kOnceNear ? 3 : 2;
@@ -154,7 +206,7 @@ class PrefetchWalk {
     const char* line_;
     const char* begin_;
     const char* end_;
-    const bool drops_;
+    const bool again_;
     bool more_;
     const int passes_;
     int left_;     // calls of turn() until it is this one's
@@ -180,21 +232,8 @@ class PrefetchWalk {
       __builtin_prefetch(third + i * kLine, 0, 3);
     }
   }
-  // `count` ranges of `bytes`, `stride` apart.
-  struct Piece {
-    const char* data;
-    std::int64_t count;
-    std::int64_t stride;
-    std::int64_t bytes;
-  };
-
-  void add_tokens(const KvCacheView& cache, KvTensor tensor, std::int64_t offset,
-                  std::int64_t tokens, const IndexRange& kv_heads) noexcept;
-  void add_scales(const KvScales& scales, std::int64_t offset, std::int64_t tokens,
-                  const IndexRange& kv_heads) noexcept;
-  void add(const char* data, std::int64_t count, std::int64_t stride, std::int64_t bytes) noexcept;
   [[gnu::always_inline]] bool advance() noexcept {
-    if (left_ == 0 && piece_ == num_pieces_) return false;
+    if (left_ == 0 && piece_ == pieces_.size()) return false;
     return advance_piece();
   }
   bool advance_piece() noexcept;
@@ -202,12 +241,12 @@ class PrefetchWalk {
   const char* step_across(const char* line, int num_lines) noexcept;
 
   static constexpr int kMaxTouched = 8;
-  static constexpr int kMaxRowPieces = 8;
-  Piece pieces_[4 * kMaxChunk + kMaxRowPieces];  // K, V and their scales of every key; rows
-  int num_pieces_ = 0;
+
+  Pieces pieces_;
   int piece_ = 0;          // the one after the current
   std::int64_t left_ = 0;  // ranges of the current one not begun
   const bool drops_;
+  const bool again_;
   const char* range_ = nullptr;
   const char* begin_ = nullptr;  // its first line
   const char* line_ = nullptr;

@@ -103,8 +103,10 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
       this->soften(block, 0, block.rows.size());
     } else if (this->chunk().width == Ops::kWideChunk) {
       soften_quickly<Ops::kWideChunk>(block);
-    } else if constexpr (Ops::kWideChunk != kFewRowsChunk) {
-      soften_quickly<kFewRowsChunk>(block);
+    } else if (this->chunk().width == kChunk) {
+      if constexpr (Ops::kWideChunk != kChunk) soften_quickly<kChunk>(block);
+    } else if constexpr (Ops::kLongChunks) {
+      soften_quickly<2 * kChunk>(block);
     }
   }
 
@@ -171,7 +173,6 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
  private:
   using ScoresOfChunk<Ops>::call_;
   using ScoresOfChunk<Ops>::item_;
-  static constexpr std::int64_t kFewRowsChunk = Ops::template few_rows_chunk<T>();
   enum class Finite : std::uint8_t { kUnknown, kYes, kNo };
 
   // May the tiles of the block's keys be read in place? All must be there, if only for one key of

@@ -63,9 +63,10 @@ struct F32 {
   QUIRE_INLINE static Vec power_of_two(Vec x) noexcept { return exp2<5>(x); }
   static constexpr std::int64_t kKeyStep = kPairTile;  // scores are computed for multiples of it
   static constexpr std::int64_t kRowBlock = 96;
+  static constexpr bool kLongChunks = false;          // of twice kChunk, beside kWideChunk
   static constexpr std::int64_t kWideChunk = kChunk;  // where one head has many rows
   template <class T>
-  static constexpr std::int64_t few_rows_chunk() noexcept {
+  static std::int64_t few_rows_chunk(const AttendCall& /*call*/) noexcept {
     return kChunk;
   }
   // Rows that read tiles in place; more would convert them again and again, so panels are made.

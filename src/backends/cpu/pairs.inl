@@ -193,9 +193,10 @@ struct Bf16Base {
   using Panel = BFloat16;
   QUIRE_INLINE static Vec power_of_two(Vec x) noexcept { return exp2<3>(x); }
   template <class T>
-  static constexpr std::int64_t few_rows_chunk() noexcept {
+  static std::int64_t few_rows_chunk(const AttendCall& /*call*/) noexcept {
     return kChunk;
   }
+  static constexpr bool kLongChunks = false;  // of twice kChunk, beside kWideChunk
   static constexpr bool kOnlyTiles = false;
   static constexpr bool kRoundsRows = false;
 

@@ -150,7 +150,7 @@ struct WordDot : F32 {
   // As many bytes as kChunk keys of bf16 have.
   static constexpr std::int64_t kWideChunk = Digits::kMaxKeys;
   template <class T>
-  static constexpr std::int64_t few_rows_chunk() noexcept {
+  static std::int64_t few_rows_chunk(const AttendCall& /*call*/) noexcept {
     return kWideChunk;
   }
   static constexpr std::int64_t kPart = 0;  // each number is one word
