@@ -122,6 +122,33 @@ void add_invariance(std::vector<Case>& cases) {
       .arrival(Arrival::kAppended)
       .add_to(cases);
   invariant("preferred", kStandard, usual()).cache(CacheStyle::kPreferred).add_to(cases);
+  // Levels may fetch small and large blocks in ways of their own, and a short item alone in another.
+  for (const int size : {16, 128}) {
+    invariant(concat("preferred_decode/", size), kStandard,
+              {{1, 1}, {1, 1025}, {1, 130}, {4, 2300}, {1, 513}, {2, 17}, {1, 4097}, {16, 300}})
+        .heads(16, 4)
+        .dims(128, 128)
+        .block_size(size)
+        .cache(CacheStyle::kPreferred)
+        .add_to(cases);
+  }
+  invariant("preferred_tree", kStandard, drafts())
+      .tree(TreeStyle::kSomePlain)
+      .block_size(128)
+      .cache(CacheStyle::kPreferred)
+      .add_to(cases);
+  invariant("preferred_f8", kStandard, usual())
+      .kv(DType::kF8E4M3, ScaleGranularity::kPerTokenHead)
+      .block_size(128)
+      .cache(CacheStyle::kPreferred)
+      .add_to(cases);
+  invariant("preferred_mla", kStandard, {{1, 700}, {2, 1300}, {1, 64}, {9, 9}})
+      .heads(16, 1)
+      .dims(576, 512)
+      .with([](Case& c) { c.spec.kv.v_in_k = true; })
+      .block_size(128)
+      .cache(CacheStyle::kPreferred)
+      .add_to(cases);
   invariant("ragged", kStandard, usual()).cache(CacheStyle::kRagged).add_to(cases);
   invariant("cross", kStandard, usual()).cross().add_to(cases);
   invariant("mla", kStandard, {{1, 700}, {2, 1300}, {1, 64}, {9, 9}})
