@@ -122,7 +122,8 @@ void add_invariance(std::vector<Case>& cases) {
       .arrival(Arrival::kAppended)
       .add_to(cases);
   invariant("preferred", kStandard, usual()).cache(CacheStyle::kPreferred).add_to(cases);
-  // Levels may fetch small and large blocks in ways of their own, and a short item alone in another.
+  // Levels may fetch small and large blocks in ways of their own, and a short item alone in
+  // another.
   for (const int size : {16, 128}) {
     invariant(concat("preferred_decode/", size), kStandard,
               {{1, 1}, {1, 1025}, {1, 130}, {4, 2300}, {1, 513}, {2, 17}, {1, 4097}, {16, 300}})

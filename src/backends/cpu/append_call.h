@@ -33,6 +33,7 @@ struct AppendShare {
 
 // The shares of a call: a few for every thread, one if it is not worth waking another.
 struct AppendShares {
+  std::int64_t rows_of_group = 0;
   std::int64_t num_row_groups = 0;
   std::int64_t num_head_groups = 0;
 

@@ -26,6 +26,33 @@ inline float row_amax(const S* row, std::int64_t dims) noexcept {
   return amax;
 }
 
+// The lines of some rows, a stride apart, in the order in which they lie.
+class RowsAhead {
+ public:
+  RowsAhead(const void* first, std::int64_t num_rows, std::int64_t stride,
+            std::int64_t row_bytes) noexcept
+      : row_(static_cast<const char*>(first)),
+        left_(num_rows),
+        stride_(stride),
+        row_bytes_(row_bytes) {}
+  QUIRE_INLINE void fetch_line() noexcept {
+    if (left_ <= 0) return;
+    __builtin_prefetch(row_ + place_);
+    place_ += kLineBytes;
+    if (place_ < row_bytes_) return;
+    place_ = 0;
+    row_ += stride_;
+    --left_;
+  }
+
+ private:
+  const char* row_;
+  std::int64_t left_;
+  std::int64_t place_ = 0;  // in the row
+  const std::int64_t stride_;
+  const std::int64_t row_bytes_;
+};
+
 // Rows of K or V, of source type S, into a cache of type T.
 template <class T, class S>
 struct TensorAppend {
@@ -153,10 +180,10 @@ struct TensorAppend {
     }
   }
 
-  // Rows row + [0, 16) into slots slot + [0, 16), a whole tile. Fetches the rows that come next
-  // (`next`, if any) as it goes.
+  // Rows row + [0, 16) into slots slot + [0, 16), a whole tile. Fetches as many lines of what comes
+  // next as it reads.
   void store_tile(std::int64_t row, std::int64_t slot, std::int64_t head,
-                  const S* next) const noexcept {
+                  RowsAhead& ahead) const noexcept {
     Divisor by[kTile];
     for (std::int64_t t = 0; t < kTile; ++t) by[t] = divisor(row_at(row + t, head), slot + t, head);
     const S* from = row_at(row, head);
@@ -168,7 +195,7 @@ struct TensorAppend {
       Line lines[kTile];
       for (std::int64_t t = 0; t < kTile; ++t) {
         lines[t] = encode_dims(from + t * source_row_stride + d, dims - d, by[t]);
-        if (next != nullptr) prefetch_elements(next + t * source_row_stride + d);
+        for (std::size_t line = 0; line < sizeof(S) / sizeof(T); ++line) ahead.fetch_line();
       }
       const std::int64_t count = std::min(kLineElements<T>, dims - d);
       if (is_k) {
@@ -182,6 +209,12 @@ struct TensorAppend {
         }
       }
     }
+  }
+  // The heads of a row lie side by side, as a rule; else what lies there is fetched in vain.
+  RowsAhead rows_ahead(const IndexRange& rows, const IndexRange& heads) const noexcept {
+    constexpr auto kBytes = static_cast<std::int64_t>(sizeof(S));
+    return {row_at(rows.begin, heads.begin), rows.size(), source_row_stride * kBytes,
+            heads.size() * dims * kBytes};
   }
   // Source elements of one line.
   static void prefetch_elements(const S* from) noexcept {
@@ -251,12 +284,10 @@ inline void append_tensor(const AppendCall& call, const AppendShare& share,
     // f32 in tiles has no use that would pay for transposing it.
     if constexpr (sizeof(T) <= 2) {
       if (append.tiled && fills_tile(call, row, share.rows.end)) {
+        const std::int64_t next = row + kTile;
+        RowsAhead ahead = append.rows_ahead({next, std::min(next + kTile, share.rows.end)}, heads);
         for (std::int64_t head = heads.begin; head < heads.end; ++head) {
-          const bool last_head = head + 1 == heads.end;
-          const bool has_next = !last_head || share.rows.end - row >= 2 * kTile;
-          const S* next =
-              last_head ? append.row_at(row + kTile, heads.begin) : append.row_at(row, head + 1);
-          append.store_tile(row, call.slots[row], head, has_next ? next : nullptr);
+          append.store_tile(row, call.slots[row], head, ahead);
         }
         row += kTile;
         continue;

@@ -291,8 +291,8 @@ void multiply_streamed(const typename Ops::A* a, std::int64_t a_stride, std::int
             num_row_blocks(rows), ahead);
       };
       // Each factor that is loaded goes into two products where these are as fast as loads: 13.7 to
-      // 12.4 ms for 16 rows on one core of Zen5. On Zen4 it is 3 % slower. The order of sums depends
-      // on it, so that it must be the same for all items of a batch.
+      // 12.4 ms for 16 rows on one core of Zen5. On Zen4 it is 3 % slower. The order of sums
+      // depends on it, so that it must be the same for all items of a batch.
       std::int64_t vector = 0;
       if constexpr (kWay != Way::kOnce && kSums >= 4 && kSplit > 1) {
         vector = num_vectors / 2 * 2;
