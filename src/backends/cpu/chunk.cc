@@ -136,27 +136,6 @@ void Pieces::add_head(const Pieces& first_head, std::int64_t kv_head) noexcept {
   }
 }
 
-bool PrefetchWalk::advance_piece() noexcept {
-  if (left_ == 0) {
-    const Pieces::Piece& next = pieces_[piece_++];
-    left_ = next.count;
-    range_ = next.data;
-  } else {
-    range_ += pieces_[piece_ - 1].stride;
-  }
-  --left_;
-  const auto address = reinterpret_cast<std::uintptr_t>(range_);
-  begin_ = line_ = range_ - address % kLine;
-  end_ = line_ + round_up(range_ + pieces_[piece_ - 1].bytes - line_, kLine);
-  return true;
-}
-
-const char* PrefetchWalk::step_across(const char* line, int num_lines) noexcept {
-  line_ = line;
-  for (int i = 0; i < num_lines; ++i) step();
-  return line_;
-}
-
 void Pieces::add_tokens(const KvCacheView& cache, KvTensor tensor, std::int64_t offset,
                         std::int64_t tokens, const IndexRange& kv_heads) noexcept {
   const bool is_k = tensor == KvTensor::kK;

@@ -186,22 +186,38 @@ class PrefetchWalk {
     template <int kLines>
     [[gnu::always_inline]] void step() noexcept {
       if (end_ - line_ >= kLines * kLine) [[likely]] {
-        if (kWay == Way::kAgain || (kWay == Way::kAny && again_)) {
-          fetch_again<kLines>(line_, begin_);
-        } else {
-          constexpr int kHint = kWay == Way::kOnceNear ? 3 : 2;
-          for (int i = 0; i < kLines; ++i) __builtin_prefetch(line_ + i * kLine, 0, kHint);
-        }
+        fetch<kLines>();
         line_ += kLines * kLine;
       } else if (more_) {
-        line_ = walk_.step_across(line_, kLines);
-        begin_ = walk_.begin_;
-        end_ = walk_.end_;
-        more_ = !walk_.done();
+        step_across<kLines>();
       }
     }
 
    private:
+    // Not a call: that would cost the loop all its registers, every 2 KB where each key is a block.
+    template <int kLines>
+    [[gnu::always_inline]] void step_across() noexcept {
+      for (int i = 0; i < kLines; ++i) {
+        if (line_ == end_) {
+          more_ = walk_.advance();
+          if (!more_) return;
+          line_ = begin_ = walk_.begin_;
+          end_ = walk_.end_;
+        }
+        fetch<1>();
+        line_ += kLine;
+      }
+    }
+    template <int kLines>
+    [[gnu::always_inline]] void fetch() const noexcept {
+      if (kWay == Way::kAgain || (kWay == Way::kAny && again_)) {
+        fetch_again<kLines>(line_, begin_);
+      } else {
+        constexpr int kHint = kWay == Way::kOnceNear ? 3 : 2;
+        for (int i = 0; i < kLines; ++i) __builtin_prefetch(line_ + i * kLine, 0, kHint);
+      }
+    }
+
     PrefetchWalk& walk_;
     const char* line_;
     const char* begin_;
@@ -232,13 +248,22 @@ class PrefetchWalk {
       __builtin_prefetch(third + i * kLine, 0, 3);
     }
   }
+  // Begins the next range, if there is one.
   [[gnu::always_inline]] bool advance() noexcept {
-    if (left_ == 0 && piece_ == pieces_.size()) return false;
-    return advance_piece();
+    if (left_ > 0) {
+      range_ += pieces_[piece_ - 1].stride;
+    } else if (piece_ < pieces_.size()) {
+      left_ = pieces_[piece_].count;
+      range_ = pieces_[piece_++].data;
+    } else {
+      return false;
+    }
+    --left_;
+    const std::int64_t before = reinterpret_cast<std::uintptr_t>(range_) % kLine;
+    begin_ = line_ = range_ - before;
+    end_ = line_ + round_up(before + pieces_[piece_ - 1].bytes, kLine);
+    return true;
   }
-  bool advance_piece() noexcept;
-  // Steps from `line` of the current range into the next ones; returns the new place.
-  const char* step_across(const char* line, int num_lines) noexcept;
 
   static constexpr int kMaxTouched = 8;
 
