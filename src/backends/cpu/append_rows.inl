@@ -191,11 +191,12 @@ struct TensorAppend {
     T* to = head_at(slot, head) +
             (is_k ? pair_tiled_k(dims, token, 0) : pair_tiled_v(block_size, token, 0));
     const bool aligned = is_aligned(to) && (is_k || block_size * kTile % kLineElements<T> == 0);
+    constexpr auto kSourceBytes = kLineElements<T> * static_cast<std::int64_t>(sizeof(S));
     for (std::int64_t d = 0; d < dims; d += kLineElements<T>) {
       Line lines[kTile];
       for (std::int64_t t = 0; t < kTile; ++t) {
         lines[t] = encode_dims(from + t * source_row_stride + d, dims - d, by[t]);
-        for (std::size_t line = 0; line < sizeof(S) / sizeof(T); ++line) ahead.fetch_line();
+        for (std::int64_t i = 0; i < kSourceBytes / kLineBytes; ++i) ahead.fetch_line();
       }
       const std::int64_t count = std::min(kLineElements<T>, dims - d);
       if (is_k) {
