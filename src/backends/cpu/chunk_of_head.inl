@@ -118,8 +118,8 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
     if (tiled_) {
       if (Ops::kOnlyTiles || (lies_in_tiles(block) && dims % Ops::kDimStep == 0)) {
         TiledKeys<Ops, T> keys;
+        keys.units = k_units_;
         keys.pairs = dims / 2;
-        std::copy_n(k_units_, chunk.width / kPairTile, keys.units);
         multiply(keys);
         return;
       }
@@ -200,7 +200,14 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
   void soften_quickly(const RowBlock<Ops>& block) const noexcept {
     const auto soften_all = [&]<bool kMasked, bool kPerToken>() {
       using Softener = QuickSoftener<Ops, 1, kMasked, kWidth, kPerToken>;
-      Softener(*this, block, 0, block.rows.size()).finish();
+      Softener softener(*this, block, 0, block.rows.size());
+      if constexpr (Ops::kFetchesWhileSoftening) {
+        if (ahead_.asks_again() && block.rows.size() <= 8) {
+          softener.finish([this] { ahead_.step_between_rows(); });
+          return;
+        }
+      }
+      softener.finish();
     };
     if (this->per_token()) {
       block.all_visible ? soften_all.template operator()<false, true>()
@@ -263,9 +270,9 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
         if (!block.all_visible && !tiles_are_finite()) return false;
       }
       TiledValues<Ops, T> values;
+      values.units = v_units_;
       values.tile_stride = v_tile_stride();
       values.num_segments = block.num_vectors * kLanes / kPairTile;
-      std::copy_n(v_units_, chunk.width / kPairTile, values.units);
       multiply(values, vectors);
       return true;
     }

@@ -93,6 +93,7 @@ struct F32 {
   static constexpr bool kWeightsInPlace = false;  // of scores, two vectors of weights at once
   static constexpr std::int64_t kUnfetchedChunks = 0;  // of an item alone, not worth fetching ahead
   static constexpr bool kTouchesPieces = false;        // their first lines, before a chunk
+  static constexpr bool kFetchesWhileSoftening = false;  // what comes next, between the rows
   using Weights = Vec;
 
   template <int kHalf>

@@ -232,7 +232,7 @@ void stream_rows(const typename Ops::A* a, std::int64_t a_stride, const B& b,
       std::int64_t pair = 0;
       for (; pair + kSplit * kPairs <= b.pairs; pair += kSplit * kPairs) {
         multiply_steps.template operator()<kSplit>(pair);
-        fetch.template share<kLines>();
+        fetch.template share<kLines, Ops::kFetchesWhileSoftening>();
       }
       if constexpr (kSplit > 1) {
         for (; pair < b.pairs; pair += kPairs) multiply_steps.template operator()<1>(pair);
@@ -341,8 +341,8 @@ inline constexpr std::int64_t kTileVectors = kPairTile / kLanes;
 // K of the pair-tiled layout: a tile is 16 keys, a row of it two dims.
 template <class Ops, class T>
 struct TiledKeys {
-  const T* units[kMaxChunk / kPairTile];
-  std::int64_t pairs;  // head_dim / 2
+  const T* const* units;  // of 16 keys each
+  std::int64_t pairs;     // head_dim / 2
   static constexpr std::int64_t num_segments = 1;
   static constexpr bool kReadOften = false;
   static constexpr int kFetchBytes = static_cast<int>(2 * kLanes * sizeof(T));
@@ -372,7 +372,7 @@ struct TiledKeys {
 // V of the pair-tiled layout: a tile is 16 dims, a row of it two keys; a segment is 16 keys.
 template <class Ops, class T>
 struct TiledValues {
-  const T* units[kMaxChunk / kPairTile];
+  const T* const* units;     // of 16 keys each
   std::int64_t tile_stride;  // elements from 16 dims to the next
   std::int64_t num_segments;
   static constexpr std::int64_t pairs = kPairTile / 2;

@@ -86,9 +86,14 @@ class QuickSoftener {
     ++row_;
   }
 
-  // Those that are left.
+  // Those that are left, and before_row() before each of them.
   void finish() noexcept {
+    finish([] {});
+  }
+  template <class BeforeRow>
+  void finish(BeforeRow&& before_row) noexcept {
     while (ready()) {
+      before_row();
       Hand hand = take();
       [&]<int... kPart>(std::integer_sequence<int, kPart...>) QUIRE_INLINE_LAMBDA {
         (part<kPart>(hand), ...);

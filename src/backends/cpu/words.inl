@@ -16,6 +16,7 @@ struct Digits {
   static constexpr std::int64_t kMaxKeys = 2 * kChunk;
   static constexpr std::int64_t kPart = kMaxKeys / static_cast<std::int64_t>(sizeof(float));
   static constexpr int kPairsOfStep = 2;  // four keys
+  static constexpr bool kFetchesWhileSoftening = false;
   static constexpr int kVectors = kMaxKeys / kLanes;
 
   // With two digits a weight is wrong by half a unit at most, of which the largest has 2^15 or

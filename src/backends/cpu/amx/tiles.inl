@@ -31,6 +31,7 @@ struct AmxDot : Bf16Base {
   // memory (one thread of a Xeon). For four chunks it would be 26.2 and 20.5, but 86.6 and 90.4.
   static constexpr std::int64_t kUnfetchedChunks = 2;
   static constexpr bool kTouchesPieces = false;
+  static constexpr bool kFetchesWhileSoftening = false;
   using Pair = __m512i;
   QUIRE_INLINE static Vec power_of_two(Vec x) noexcept { return exp2_by_table(x); }
   // bf16 needs no conversion, or only for one block of rows.

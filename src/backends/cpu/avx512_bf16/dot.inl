@@ -39,6 +39,7 @@ struct Bf16Dot : Bf16Base {
   static constexpr bool kWeightsInPlace = false;
   static constexpr std::int64_t kUnfetchedChunks = 0;
   static constexpr bool kTouchesPieces = true;
+  static constexpr bool kFetchesWhileSoftening = true;
 
   template <int kHalf>
   QUIRE_INLINE static Pair operand(Pair x) noexcept {
