@@ -21,11 +21,11 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
     v_finite_ = Finite::kUnknown;
     num_tiles_ = 0;
     if (!tiled_) return;
-    find_units<true>(k_, chunk.k, chunk.width, k_units_);
+    find_units<true>(k_, chunk, chunk.k, k_units_);
     if (call_.cache.format.v_in_k) {
-      find_units<true>(v_, chunk.v, chunk.width, v_units_);
+      find_units<true>(v_, chunk, chunk.v, v_units_);
     } else {
-      find_units<false>(v_, chunk.v, chunk.width, v_units_);
+      find_units<false>(v_, chunk, chunk.v, v_units_);
     }
     if constexpr (Ops::kOnlyTiles) {
       num_tiles_ = take_any_tile(k_units_) && take_any_tile(v_units_) ? chunk.width / kPairTile : 0;

@@ -32,11 +32,17 @@ inline void find_rows(const T* head, const Chunk& chunk, const std::int64_t* off
 }
 
 // The tiles of 16 keys of one kv head, null where no key of 16 is there. Key i of a tile lies at
-// 2 i in K, and at (i / 2) * 32 + i % 2 in V.
+// 2 i in K, and at (i / 2) * 32 + i % 2 in V. `offsets` are those of K or V of the chunk.
 template <bool kIsK, class T>
-inline void find_units(const T* head, const std::int64_t* offsets, std::int64_t width,
+inline void find_units(const T* head, const Chunk& chunk, const std::int64_t* offsets,
                        const T** units) noexcept {
-  for (std::int64_t u = 0; u < width / kPairTile; ++u) {
+  if (chunk.complete) {
+    for (std::int64_t u = 0; u < chunk.width / kPairTile; ++u) {
+      units[u] = head + offsets[u * kPairTile];
+    }
+    return;
+  }
+  for (std::int64_t u = 0; u < chunk.width / kPairTile; ++u) {
     units[u] = nullptr;
     for (std::int64_t i = 0; i < kPairTile && units[u] == nullptr; ++i) {
       const std::int64_t offset = offsets[u * kPairTile + i];
