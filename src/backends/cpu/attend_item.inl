@@ -167,7 +167,7 @@ inline void attend_in_turn(const AttendCall& call, const WorkItem& item, const W
   // step of one token at 128 keys on two threads of Zen5.
   constexpr std::int64_t kShort = 4 * kChunk;
   const bool is_short = next == nullptr && item.keys.size() <= kShort;
-  PrefetchWalk ahead(call.drops_prefetches, is_short);
+  PrefetchWalk ahead(call, is_short);
   ChunkOfHead<Ops, T> step(call, item, sequence, scratch, ahead);
   for (std::int64_t h = item.kv_heads.begin; h < item.kv_heads.end; ++h) {
     clear_rows(head_rows<Ops>(call, item, scratch, h).states, item.rows.size());
@@ -186,7 +186,7 @@ inline void attend_pipelined(const AttendCall& call, const WorkItem& item, const
                              const RowRanges<Ops>& ranges) noexcept {
   using Step = ChunkOfHead<Ops, T>;
   constexpr int kDepth = Pipeline<Ops, T>::kDepth;
-  PrefetchWalk ahead(call.drops_prefetches);
+  PrefetchWalk ahead(call);
   Step steps[kDepth] = {Step(call, item, sequence, scratch, ahead),
                         Step(call, item, sequence, scratch, ahead),
                         Step(call, item, sequence, scratch, ahead)};
@@ -267,7 +267,7 @@ struct GroupMember {
 template <class Ops, class T>
 inline void attend_group(const AttendCall& call, std::span<const WorkItem> items,
                          const WorkItem* next, const Scratch& scratch) noexcept {
-  PrefetchWalk ahead(call.drops_prefetches);
+  PrefetchWalk ahead(call);
   std::optional<GroupMember<Ops, T>> members[kMaxGroup];
   const IndexRange& heads = items[0].kv_heads;
   for (std::size_t i = 0; i < items.size(); ++i) {

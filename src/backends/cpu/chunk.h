@@ -87,20 +87,22 @@ class Pieces {
 class PrefetchWalk {
  public:
   // `once`: no line is asked for again.
-  explicit PrefetchWalk(bool drops_prefetches, bool once = false) noexcept
-      : drops_(drops_prefetches), again_(drops_prefetches && !once) {}
+  explicit PrefetchWalk(const AttendCall& call, bool once = false) noexcept
+      : drops_(call.drops_prefetches),
+        again_(drops_ && !once),
+        in_stretches_(again_ && call.cache.format.layout == KvLayoutId::kPlain) {}
 
   // What is to be fetched. REQUIRES: what is added is not begun: clear() was called, and no step
   // since.
   Pieces& pieces() noexcept { return pieces_; }
   void clear() noexcept {
     pieces_.clear();
-    piece_ = 0, left_ = 0, line_ = end_ = nullptr;
+    piece_ = 0, left_ = 0, line_ = end_ = range_end_ = nullptr;
   }
   // A head more behind what is left.
   void add_head(const Pieces& first_head, std::int64_t kv_head) noexcept {
     if (pieces_.size() + first_head.size() > Pieces::kMaxPieces) finish();
-    if (left_ == 0 && piece_ == pieces_.size()) pieces_.clear(), piece_ = 0;
+    if (all_begun()) pieces_.clear(), piece_ = 0;
     pieces_.add_head(first_head, kv_head);
   }
   // The first line of every piece, unless they are many: their pages are looked up side by side.
@@ -110,10 +112,12 @@ class PrefetchWalk {
     for (int i = 0; i < pieces_.size(); ++i) __builtin_prefetch(pieces_[i].data, 0, 2);
   }
 
-  bool done() const noexcept { return line_ == end_ && left_ == 0 && piece_ == pieces_.size(); }
+  bool done() const noexcept { return line_ == end_ && all_begun(); }
   [[gnu::always_inline]] void step() noexcept {
     if (line_ == end_ && !advance()) return;
-    if (again_) [[unlikely]] {
+    if (in_stretches_) [[unlikely]] {
+      fetch_again<1>(line_, begin_, earlier_);
+    } else if (again_) [[unlikely]] {
       fetch_again<1>(line_, begin_);
     } else {
       __builtin_prefetch(line_, 0, 2);
@@ -151,6 +155,12 @@ class PrefetchWalk {
   bool drops_prefetches() const noexcept { return drops_; }
   bool asks_again() const noexcept { return again_; }
 
+  // Bytes from a line to what was asked for about so many bytes before it.
+  struct Earlier {
+    std::int64_t by_4_kb = 0;
+    std::int64_t by_12_kb = 0;
+  };
+
   // How a loop fetches: as the processor wants it, or what that is where the loop is compiled for
   // it, because a branch in it costs as much as the lines.
   enum class Way : std::uint8_t { kAny, kOnce, kOnceNear, kAgain };
@@ -165,8 +175,10 @@ class PrefetchWalk {
         : walk_(walk),
           line_(walk.line_),
           begin_(walk.begin_),
+          earlier_(walk.earlier_),
           end_(walk.end_),
           again_(walk.again_),
+          in_stretches_(walk.in_stretches_),
           more_(!walk.done()),
           passes_(passes),
           left_(passes) {}
@@ -191,6 +203,12 @@ class PrefetchWalk {
         }
         step<kLines>();
         return;
+      }
+      if constexpr (kLines % 2 == 0) {
+        if (passes_ == 2) {
+          step<kLines / 2>();
+          return;
+        }
       }
       for (due_ += kLines; due_ >= passes_; due_ -= passes_) step<1>();
     }
@@ -217,6 +235,7 @@ class PrefetchWalk {
           more_ = walk_.advance();
           if (!more_) return;
           line_ = begin_ = walk_.begin_;
+          earlier_ = walk_.earlier_;
           end_ = walk_.end_;
         }
         fetch<1>();
@@ -225,7 +244,9 @@ class PrefetchWalk {
     }
     template <int kLines>
     [[gnu::always_inline]] void fetch() const noexcept {
-      if (kWay == Way::kAgain || (kWay == Way::kAny && again_)) {
+      if (kWay == Way::kAny && in_stretches_) {
+        fetch_again<kLines>(line_, begin_, earlier_);
+      } else if (kWay == Way::kAgain || (kWay == Way::kAny && again_)) {
         fetch_again<kLines>(line_, begin_);
       } else {
         constexpr int kHint = kWay == Way::kOnceNear ? 3 : 2;
@@ -236,8 +257,10 @@ class PrefetchWalk {
     PrefetchWalk& walk_;
     const char* line_;
     const char* begin_;
+    Earlier earlier_;
     const char* end_;
     const bool again_;
+    const bool in_stretches_;
     bool more_;
     const int passes_;
     int left_;     // calls of turn() until it is this one's
@@ -248,15 +271,30 @@ class PrefetchWalk {
 
  private:
   static constexpr std::int64_t kLine = 64;
-  // Lines of a range, and those that were asked for 1, 4 and 12 KB ago; at the begin of the range
-  // those are its first ones. Going on with the end of the range before, from a list of what was
-  // asked for, took longer (83 -> 78 % there), and so did reading all lines before they are
-  // used.
+  // A stretch is what a cursor walks without asking for more: a range, or, where lines are asked
+  // for again, at most this much of it.
+  static constexpr std::int64_t kStretchBytes = 4 << 10;
+  static constexpr unsigned kMaxBegins = 16;
+
+  // Lines of a range, and those that were asked for 1, 4 and 12 KB ago; at its begin those are its
+  // first ones. Going on with the end of the range before took longer (83 -> 78 % there), and so
+  // did reading all lines before they are used.
   template <int kCount>
   [[gnu::always_inline]] static void fetch_again(const char* line, const char* begin) noexcept {
-    const char* second = line - std::min<std::int64_t>(line - begin, 1 << 10);
-    const char* third = line - std::min<std::int64_t>(line - begin, 4 << 10);
-    const char* fourth = line - std::min<std::int64_t>(line - begin, 12 << 10);
+    fetch_four<kCount>(line, line - std::min<std::int64_t>(line - begin, 1 << 10),
+                       line - std::min<std::int64_t>(line - begin, 4 << 10),
+                       line - std::min<std::int64_t>(line - begin, 12 << 10));
+  }
+  // The same of short ranges, where 4 and 12 KB ago it was another.
+  template <int kCount>
+  [[gnu::always_inline]] static void fetch_again(const char* line, const char* begin,
+                                                 const Earlier& earlier) noexcept {
+    fetch_four<kCount>(line, line - std::min<std::int64_t>(line - begin, 1 << 10),
+                       line + earlier.by_4_kb, line + earlier.by_12_kb);
+  }
+  template <int kCount>
+  [[gnu::always_inline]] static void fetch_four(const char* line, const char* second,
+                                                const char* third, const char* fourth) noexcept {
     for (int i = 0; i < kCount; ++i) {
       __builtin_prefetch(fourth + i * kLine, 0, 3);
       __builtin_prefetch(line + i * kLine, 0, 3);
@@ -264,8 +302,20 @@ class PrefetchWalk {
       __builtin_prefetch(third + i * kLine, 0, 3);
     }
   }
-  // Begins the next range, if there is one.
+
+  // Nothing is left but what line_ has not reached.
+  bool all_begun() const noexcept {
+    return end_ == range_end_ && left_ == 0 && piece_ == pieces_.size();
+  }
+  // Begins the next stretch, if there is one.
   [[gnu::always_inline]] bool advance() noexcept {
+    if (end_ == range_end_ && !begin_range()) return false;
+    begin_ = line_ = end_;
+    end_ = range_end_;
+    if (in_stretches_) begin_stretch();
+    return true;
+  }
+  [[gnu::always_inline]] bool begin_range() noexcept {
     if (left_ > 0) {
       range_ += pieces_[piece_ - 1].stride;
     } else if (piece_ < pieces_.size()) {
@@ -276,9 +326,23 @@ class PrefetchWalk {
     }
     --left_;
     const std::int64_t before = reinterpret_cast<std::uintptr_t>(range_) % kLine;
-    begin_ = line_ = range_ - before;
-    end_ = line_ + round_up(before + pieces_[piece_ - 1].bytes, kLine);
+    end_ = range_ - before;
+    range_end_ = end_ + round_up(before + pieces_[piece_ - 1].bytes, kLine);
     return true;
+  }
+  // Ends it after kStretchBytes, and finds what was begun 4 and 12 KB earlier if stretches are all
+  // as long as this one.
+  [[gnu::always_inline]] void begin_stretch() noexcept {
+    const std::int64_t bytes = std::min(range_end_ - begin_, kStretchBytes);
+    end_ = begin_ + bytes;
+    begins_[num_begun_ % kMaxBegins] = begin_;
+    const auto distance = [&](std::int64_t to) {
+      const auto back =
+          static_cast<unsigned>(std::clamp<std::int64_t>(to / bytes, 1, kMaxBegins - 1));
+      return back > num_begun_ ? 0 : begins_[(num_begun_ - back) % kMaxBegins] - begin_;
+    };
+    earlier_ = {distance(4 << 10), distance(12 << 10)};
+    ++num_begun_;
   }
 
   static constexpr int kMaxTouched = 8;
@@ -288,10 +352,15 @@ class PrefetchWalk {
   std::int64_t left_ = 0;  // ranges of the current one not begun
   const bool drops_;
   const bool again_;
+  const bool in_stretches_;  // plain layouts have short ranges
   const char* range_ = nullptr;
-  const char* begin_ = nullptr;  // its first line
+  const char* range_end_ = nullptr;  // of its last line
+  const char* begin_ = nullptr;      // the first line of the stretch
   const char* line_ = nullptr;
   const char* end_ = nullptr;
+  Earlier earlier_;
+  unsigned num_begun_ = 0;  // stretches
+  const char* begins_[kMaxBegins] = {};
 };
 
 }  // namespace quire::cpu

@@ -230,6 +230,13 @@ void stream_rows(const typename Ops::A* a, std::int64_t a_stride, const B& b,
         rows.advance(kSteps);
       };
       std::int64_t pair = 0;
+      if constexpr (kRows == 8) {
+        for (; pair + 2 * kSplit * kPairs <= b.pairs; pair += 2 * kSplit * kPairs) {
+          multiply_steps.template operator()<kSplit>(pair);
+          multiply_steps.template operator()<kSplit>(pair + kSplit * kPairs);
+          fetch.template share<2 * kLines, Ops::kFetchesWhileSoftening>();
+        }
+      }
       for (; pair + kSplit * kPairs <= b.pairs; pair += kSplit * kPairs) {
         multiply_steps.template operator()<kSplit>(pair);
         fetch.template share<kLines, Ops::kFetchesWhileSoftening>();

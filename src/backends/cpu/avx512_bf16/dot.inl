@@ -63,36 +63,36 @@ struct Bf16Dot : Bf16Base {
     return load_bf16x32(tile);
   }
 
-  // S = q.k along the dims of plain rows of K, all there: eight keys at a time, for two rows at
-  // once. REQUIRES: as kPlainRows and kPlainDimStep say.
+  // S = q.k along the dims of plain rows of K, all there: for up to four rows at once, so that keys
+  // are read as seldom as registers allow. REQUIRES: as kPlainRows and kPlainDimStep say.
   template <class T>
   static void score_rows(const BFloat16* q, std::int64_t q_stride, std::int64_t num_rows,
                          const T* const* rows, std::int64_t width, std::int64_t dims, float* s,
                          std::int64_t s_stride, PrefetchWalk& ahead) noexcept {
-    const auto passes = static_cast<int>((num_rows + 1) / 2);
+    const auto passes = static_cast<int>(num_rows / 4 + num_rows % 4 / 2 + num_rows % 2);
     for (std::int64_t key = 0; key < width; key += kLanes) {
       std::int64_t r = 0;
-      for (; r + 2 <= num_rows; r += 2) {
-        score_keys<2>(q + r * q_stride, q_stride, rows + key, dims, s + r * s_stride + key,
-                      s_stride, passes, ahead);
-      }
-      if (r < num_rows) {
-        score_keys<1>(q + r * q_stride, q_stride, rows + key, dims, s + r * s_stride + key,
-                      s_stride, passes, ahead);
-      }
+      const auto score = [&]<int kRows>() {
+        score_keys<kRows>(q + r * q_stride, q_stride, rows + key, dims, s + r * s_stride + key,
+                          s_stride, passes, ahead);
+        r += kRows;
+      };
+      while (r + 4 <= num_rows) score.template operator()<4>();
+      if (r + 2 <= num_rows) score.template operator()<2>();
+      if (r < num_rows) score.template operator()<1>();
     }
   }
-  // Of 16 keys.
+  // Of 16 keys, kKeys at a time.
   template <int kRows, class T>
   static void score_keys(const BFloat16* q, std::int64_t q_stride, const T* const* keys,
                          std::int64_t dims, float* s, std::int64_t s_stride, int passes,
                          PrefetchWalk& ahead) noexcept {
-    constexpr int kKeys = 8;
+    constexpr int kKeys = kRows == 4 ? 4 : 8;
     constexpr int kLines = kKeys * sizeof(T) / 2;  // that hold 32 dims of as many keys
     Vec fours[kRows][4];
     PrefetchWalk::Cursor fetch(ahead, passes);
     QUIRE_UNROLL
-    for (int half = 0; half < 2; ++half) {
+    for (int part = 0; part < kLanes / kKeys; ++part) {
       Vec sum[kRows][kKeys];
       QUIRE_UNROLL
       for (int r = 0; r < kRows; ++r) {
@@ -105,7 +105,7 @@ struct Bf16Dot : Bf16Base {
         for (int r = 0; r < kRows; ++r) factor[r] = load_bf16x32(q + r * q_stride + d);
         QUIRE_UNROLL
         for (int k = 0; k < kKeys; ++k) {
-          const Pair x = load_bf16x32(keys[half * kKeys + k] + d);
+          const Pair x = load_bf16x32(keys[part * kKeys + k] + d);
           QUIRE_UNROLL
           for (int r = 0; r < kRows; ++r) sum[r][k] = dot_pairs(sum[r][k], x, factor[r]);
           if (k % (kKeys / kLines) == 0 && fetch.turn()) fetch.template step<1>();
@@ -113,8 +113,10 @@ struct Bf16Dot : Bf16Base {
       }
       QUIRE_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        fours[r][2 * half] = add_in_lanes(sum[r]);
-        fours[r][2 * half + 1] = add_in_lanes(sum[r] + 4);
+        QUIRE_UNROLL
+        for (int i = 0; i < kKeys / 4; ++i) {
+          fours[r][part * (kKeys / 4) + i] = add_in_lanes(sum[r] + 4 * i);
+        }
       }
     }
     QUIRE_UNROLL
