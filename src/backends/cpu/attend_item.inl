@@ -93,7 +93,8 @@ class KeysAhead {
   PrefetchWalk& ahead_;
   const bool by_heads_;
   const int num_parts_;  // of a head: K and V, or what is both
-  Pieces parts_[2][2];   // of kv head 0, of this chunk or the following one
+  // Of kv head 0, of this chunk or the following one: keys of large blocks are few pieces.
+  PiecesOf<16> parts_[2][2];
   int current_ = 0;
   bool has_following_ = false;
   IndexRange heads_[2] = {{0, 0}, {0, 0}};  // of this chunk and the following one

@@ -110,7 +110,7 @@ void locate(const AttendCall& call, std::int64_t sequence, const KeyRange& keys,
 }
 
 void Pieces::add(const Piece& piece) noexcept {
-  if (piece.count == 0) return;
+  if (piece.count == 0 || piece.bytes == 0) return;
   Piece whole = piece;
   if (piece.count > 1 && piece.stride == piece.bytes) {
     whole.bytes *= piece.count;
@@ -125,11 +125,11 @@ void Pieces::add(const Piece& piece) noexcept {
       return;
     }
   }
-  pieces_[size_++] = whole;
+  if (size_ < capacity_) pieces_[size_++] = whole;
 }
 
 void Pieces::add_head(const Pieces& first_head, std::int64_t kv_head) noexcept {
-  for (int i = 0; i < first_head.size_; ++i) {
+  for (int i = 0; i < first_head.size_ && size_ < capacity_; ++i) {
     const Piece& piece = first_head.pieces_[i];
     pieces_[size_] = piece;
     pieces_[size_++].data = piece.data + kv_head * piece.head_stride;

@@ -35,7 +35,7 @@ struct Chunk {
 void locate(const AttendCall& call, std::int64_t sequence, const KeyRange& keys, std::int64_t width,
             Chunk& chunk) noexcept;
 
-// Ranges of memory, in the order in which they are to be fetched.
+// Ranges of memory, in the order in which they are to be fetched; what there is no room for is not.
 class Pieces {
  public:
   // `count` ranges of `bytes`, `stride` apart.
@@ -46,6 +46,9 @@ class Pieces {
     std::int64_t bytes;
     std::int64_t head_stride;  // bytes from one kv head to the next
   };
+
+  Pieces(const Pieces&) = delete;
+  Pieces& operator=(const Pieces&) = delete;
 
   int size() const noexcept { return size_; }
   const Piece& operator[](int i) const noexcept { return pieces_[i]; }
@@ -64,6 +67,10 @@ class Pieces {
   static constexpr int kMaxRowPieces = 8;
   static constexpr int kMaxPieces = 4 * kMaxChunk + kMaxRowPieces;  // K, V, their scales; rows
 
+ protected:
+  Pieces(Piece* pieces, int capacity) noexcept : pieces_(pieces), capacity_(capacity) {}
+  ~Pieces() = default;
+
  private:
   void add_tokens(const KvCacheView& cache, KvTensor tensor, std::int64_t offset,
                   std::int64_t tokens, const IndexRange& kv_heads) noexcept;
@@ -71,8 +78,18 @@ class Pieces {
                   const IndexRange& kv_heads) noexcept;
   void add(const Piece& piece) noexcept;
 
+  Piece* const pieces_;
+  const int capacity_;
   int size_ = 0;
-  Piece pieces_[kMaxPieces];
+};
+
+template <int kCapacity>
+class PiecesOf final : public Pieces {
+ public:
+  PiecesOf() noexcept : Pieces(storage_, kCapacity) {}
+
+ private:
+  Piece storage_[kCapacity];
 };
 
 // The cache lines of pieces, one after the other.
@@ -347,7 +364,7 @@ class PrefetchWalk {
 
   static constexpr int kMaxTouched = 8;
 
-  Pieces pieces_;
+  PiecesOf<Pieces::kMaxPieces> pieces_;
   int piece_ = 0;          // the one after the current
   std::int64_t left_ = 0;  // ranges of the current one not begun
   const bool drops_;

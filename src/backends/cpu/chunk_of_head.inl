@@ -18,7 +18,7 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
     k_ = static_cast<const T*>(call_.cache.k) + kv_head * call_.cache.k_strides.head;
     v_ = static_cast<const T*>(call_.cache.v) + kv_head * call_.cache.v_strides.head;
     k_packed_ = v_packed_ = false;
-    v_finite_ = Finite::kUnknown;
+    tiles_finite_ = panel_finite_ = Finite::kUnknown;
     num_tiles_ = 0;
     if (!tiled_) return;
     find_units<true>(k_, chunk, chunk.k, k_units_);
@@ -149,24 +149,20 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
     }
   }
 
-  // Calls multiply(values, vectors) with V as it lies or as a panel, unless a row must not touch
-  // some of it.
+  // Calls multiply(values, vectors) with V as it lies or as a panel. Where it holds infinities or
+  // NaN and not every row sees every key, 0 stands for them there, and they are added afterwards to
+  // the rows that see them: 0 * NaN would spread to the others, and these must have the bits that
+  // they have beside any numbers, in the same order of sums.
   template <class Multiply>
   void accumulate_from(const RowBlock<Ops>& block, Multiply&& multiply) noexcept {
-    const Chunk& chunk = this->chunk();
     const std::int64_t vectors = (call_.spec.value_dim + kLanes - 1) / kLanes;
     if (accumulate_in_place(block, vectors, multiply)) return;
     if constexpr (!Ops::kOnlyTiles) {
       const std::int64_t stride = padded_dims(call_.spec.value_dim);
       if (!v_packed_) pack_values(stride);
-      if (block.all_visible || panel_is_finite(stride)) {
-        multiply(PanelSource<Ops>{v_panel(), stride, block.num_vectors * kLanes / 2}, vectors);
-      } else {
-        if (block.fresh) clear_rows(block.states, block.rows.size());
-        Ops::accumulate_careful(
-            block.weights, this->weight_stride(), block.rows.size(), this->per_token(), v_panel(),
-            stride, std::min(chunk.end, block.num_vectors * kLanes), vectors, block.states);
-      }
+      if (!block.all_visible) find_if_panel_is_finite(stride);
+      multiply(PanelSource<Ops>{v_panel(), stride, block.num_vectors * kLanes / 2}, vectors);
+      if (panel_finite_ == Finite::kNo) add_not_finite(block);
     }
   }
 
@@ -238,42 +234,95 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
     v_packed_ = true;
   }
 
-  // No infinities and NaN in V, which rows that do not see all of it must not touch.
-  bool panel_is_finite(std::int64_t stride) noexcept {
-    if (v_finite_ == Finite::kUnknown) {
-      const bool finite = Ops::all_finite(v_panel(), stride, num_units() * kPairTile,
-                                          std::int64_t{call_.spec.value_dim});
-      v_finite_ = finite ? Finite::kYes : Finite::kNo;
-    }
-    return v_finite_ == Finite::kYes;
+  // Is all of V finite? If not, 0 takes the place of what is not in the panel.
+  void find_if_panel_is_finite(std::int64_t stride) noexcept {
+    if (panel_finite_ != Finite::kUnknown) return;
+    const std::int64_t num_keys = num_units() * kPairTile;
+    const std::int64_t dims = call_.spec.value_dim;
+    const bool finite = Ops::all_finite(v_panel(), stride, num_keys, dims);
+    if (!finite) Ops::clear_not_finite(v_panel(), stride, num_keys, dims);
+    panel_finite_ = finite ? Finite::kYes : Finite::kNo;
   }
+  // The same of the tiles that are read in place, and a copy of them.
   bool tiles_are_finite() noexcept {
-    if (v_finite_ == Finite::kUnknown) {
-      const bool finite =
-          all_tiles_finite(v_units_, v_tile_stride(), std::min(num_units(), num_tiles_),
-                           std::int64_t{call_.spec.value_dim});
-      v_finite_ = finite ? Finite::kYes : Finite::kNo;
+    if (tiles_finite_ == Finite::kUnknown) {
+      const std::int64_t num_units = std::min(this->num_units(), num_tiles_);
+      const bool finite = all_tiles_finite(v_units_, v_tile_stride(), num_units,
+                                           std::int64_t{call_.spec.value_dim});
+      if (!finite) copy_finite_tiles(num_units);
+      tiles_finite_ = finite ? Finite::kYes : Finite::kNo;
     }
-    return v_finite_ == Finite::kYes;
+    return tiles_finite_ == Finite::kYes;
+  }
+  // Tiles of as many dims side by side, as they lie in a block of the chunk's width.
+  void copy_finite_tiles(std::int64_t num_units) noexcept {
+    T* copy = reinterpret_cast<T*>(scratch_.v);
+    v_packed_ = false;  // its panel has the same place
+    panel_finite_ = Finite::kUnknown;
+    for (std::int64_t u = 0; u < num_units; ++u) {
+      finite_units_[u] = copy + u * kTileElements;
+      for (std::int64_t d = 0; d < call_.spec.value_dim; d += kPairTile) {
+        const std::int64_t tile = d / kPairTile;
+        copy_finite_tile(v_units_[u] + tile * v_tile_stride(),
+                         copy + tile * finite_tile_stride() + u * kTileElements);
+      }
+    }
+  }
+  std::int64_t finite_tile_stride() const noexcept { return this->chunk().width * kPairTile; }
+
+  // Adds the values that are not finite to the rows that give their keys a weight.
+  void add_not_finite(const RowBlock<Ops>& block) const noexcept {
+    const Chunk& chunk = this->chunk();
+    const std::int64_t end = std::min(chunk.end, block.num_vectors * kLanes);
+    for (std::int64_t j = chunk.begin; j < end; ++j) {
+      if (chunk.v[j] == kAbsent || !has_weight(block, j)) continue;
+      for (std::int64_t d = 0; d < call_.spec.value_dim; ++d) {
+        const float x = to_float(v_[chunk.v[j] + place_in_key(d)]);
+        if (x - x == 0.0F) continue;
+        for (std::int64_t r = 0; r < block.rows.size(); ++r) {
+          const float weight = weight_at(block, r, j);
+          if (weight != 0.0F) block.states.o(r)[d] += weight * x;
+        }
+      }
+    }
+  }
+  float weight_at(const RowBlock<Ops>& block, std::int64_t r, std::int64_t key) const noexcept {
+    return Ops::weight(block.weights + r * this->weight_stride() + key, this->per_token());
+  }
+  bool has_weight(const RowBlock<Ops>& block, std::int64_t key) const noexcept {
+    for (std::int64_t r = 0; r < block.rows.size(); ++r) {
+      if (weight_at(block, r, key) != 0.0F) return true;
+    }
+    return false;
+  }
+  // Elements from a key's first value to another.
+  std::int64_t place_in_key(std::int64_t dim) const noexcept {
+    if (!tiled_) return dim;
+    if (call_.cache.format.v_in_k) return dim / 2 * (2 * kPairTile) + dim % 2;
+    return dim / kPairTile * v_tile_stride() + dim % kPairTile * 2;
   }
 
-  // Calls multiply(values, vectors) with V as it lies, if it may be used so.
+  // Calls multiply(values, vectors) with V as it lies, if it may be used so, or a copy of its form.
   template <class Multiply>
   bool accumulate_in_place(const RowBlock<Ops>& block, std::int64_t vectors,
                            Multiply& multiply) noexcept {
     const Chunk& chunk = this->chunk();
     const std::int64_t dims = call_.spec.value_dim;
     if (tiled_) {
+      bool copied = false;
       if constexpr (!Ops::kOnlyTiles) {
         if (!lies_in_tiles(block) || call_.cache.format.v_in_k) return false;
         if (!Ops::reads_in_place(v_units_, item_.rows.size())) return false;
-        if (!block.all_visible && !tiles_are_finite()) return false;
+        copied = !block.all_visible && !tiles_are_finite();
       }
       TiledValues<Ops, T> values;
-      values.units = v_units_;
-      values.tile_stride = v_tile_stride();
+      values.units = copied ? finite_units_ : v_units_;
+      values.tile_stride = copied ? finite_tile_stride() : v_tile_stride();
       values.num_segments = block.num_vectors * kLanes / kPairTile;
       multiply(values, vectors);
+      if constexpr (!Ops::kOnlyTiles) {
+        if (copied) add_not_finite(block);
+      }
       return true;
     }
     if constexpr (!Ops::kOnlyTiles) {
@@ -314,10 +363,8 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
   void round_weights(const RowBlock<Ops>& block) const noexcept {
     const std::int64_t count = block.num_vectors * kLanes;
     const std::int64_t stride = this->weight_stride();
-    const int digits = Ops::digits_needed(block.weights, stride, block.rows.size(), count);
-    for (std::int64_t r = 0; r < block.rows.size(); ++r) {
-      float* weights = block.weights + r * stride;
-      if (Ops::round_row(weights, stride, count, digits)) continue;
+    Ops::round_rows(block.weights, stride, block.rows.size(), count, [&](std::int64_t r) {
+      const float* weights = block.weights + r * stride;
       float* o = block.states.o(r);
       for (std::int64_t j = 0; j < count; ++j) {
         if (weights[j] == 0.0F) continue;
@@ -325,9 +372,7 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
           o[d] += weights[j] * to_float(value(j, d));
         }
       }
-      fill_zero(weights, count);
-      Ops::round_row(weights, stride, count, digits);
-    }
+    });
   }
 
   const Scratch& scratch_;
@@ -337,8 +382,10 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
   const T* v_ = nullptr;
   bool k_packed_ = false;
   bool v_packed_ = false;
-  Finite v_finite_ = Finite::kUnknown;
+  Finite tiles_finite_ = Finite::kUnknown;
+  Finite panel_finite_ = Finite::kUnknown;  // kNo: 0 stands for what is not
   std::int64_t num_tiles_ = 0;  // of a tiled layout: units from the first on that are there
   const T* k_units_[kMaxChunk / kPairTile];
   const T* v_units_[kMaxChunk / kPairTile];
+  const T* finite_units_[kMaxChunk / kPairTile];  // of the copy, if tiles_finite_ is kNo
 };

@@ -166,20 +166,14 @@ struct F32 {
     }
     return true;
   }
-  // O += P V without the keys of weight 0: 0 * NaN would spread to rows that do not see the key.
-  static void accumulate_careful(const float* p, std::int64_t p_stride, std::int64_t num_rows,
-                                 bool /*low*/, const float* panel, std::int64_t stride,
-                                 std::int64_t num_keys, std::int64_t vectors,
-                                 const RowStates& states) noexcept {
-    for (std::int64_t r = 0; r < num_rows; ++r) {
-      float* o = states.o(r);
-      for (std::int64_t j = 0; j < num_keys; ++j) {
-        const float weight = p[r * p_stride + j];
-        if (weight == 0.0F) continue;
-        for (std::int64_t d = 0; d < vectors * kLanes; d += kLanes) {
-          store(o + d, fma(load(panel + j * stride + d), set1(weight), load(o + d)));
-        }
+  static void clear_not_finite(float* panel, std::int64_t stride, std::int64_t num_keys,
+                               std::int64_t dims) noexcept {
+    for (std::int64_t j = 0; j < num_keys; ++j) {
+      for (std::int64_t d = 0; d < dims; ++d) {
+        float& x = panel[j * stride + d];
+        x = x - x == 0.0F ? x : 0.0F;
       }
     }
   }
+  static float weight(const float* p, bool /*low*/) noexcept { return *p; }
 };

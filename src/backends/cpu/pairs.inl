@@ -267,22 +267,20 @@ struct Bf16Base {
     }
     return true;
   }
-  // O += P V without the keys of weight 0: 0 * NaN would spread to rows that do not see the key.
-  static void accumulate_careful(const BFloat16* p, std::int64_t p_stride, std::int64_t num_rows,
-                                 bool low, const BFloat16* panel, std::int64_t stride,
-                                 std::int64_t num_keys, std::int64_t vectors,
-                                 const RowStates& states) noexcept {
-    for (std::int64_t r = 0; r < num_rows; ++r) {
-      float* o = states.o(r);
-      for (std::int64_t j = 0; j < num_keys; ++j) {
-        const BFloat16* place = p + r * p_stride + j;
-        const float weight = to_float(*place) + (low ? to_float(place[kLowWeights]) : 0.0F);
-        if (weight == 0.0F) continue;
-        for (std::int64_t d = 0; d < vectors * kLanes; d += kLanes) {
-          const LevelPair x = load_pair(panel + j / 2 * 2 * stride + 2 * d);
-          store(o + d, fma(j % 2 == 0 ? x.even : x.odd, set1(weight), load(o + d)));
-        }
+  static void clear_not_finite(BFloat16* panel, std::int64_t stride, std::int64_t num_keys,
+                               std::int64_t dims) noexcept {
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    for (std::int64_t j = 0; j < num_keys; j += 2) {
+      for (std::int64_t d = 0; d < dims; d += kPairTile) {
+        BFloat16* place = panel + j * stride + 2 * d;
+        const __m512i x = _mm512_loadu_si512(place);
+        const __mmask32 finite = _mm512_cmpneq_epi16_mask(_mm512_and_si512(x, exponent), exponent);
+        store_bf16(place, _mm512_maskz_mov_epi16(finite, x));
       }
     }
+  }
+  // Of a key, as it is multiplied; with `low` both of its parts.
+  static float weight(const BFloat16* p, bool low) noexcept {
+    return to_float(*p) + (low ? to_float(p[kLowWeights]) : 0.0F);
   }
 };

@@ -154,3 +154,32 @@ inline bool all_tiles_finite(const T* const* units, std::int64_t tile_stride,
   }
   return !any_nan(sum);
 }
+
+// The bits of an element that are all set in infinities and NaN, and only there; 0: it has none.
+template <class T>
+inline constexpr std::uint32_t kNotFiniteBits = 0;
+template <>
+inline constexpr std::uint32_t kNotFiniteBits<float> = 0x7f800000;
+template <>
+inline constexpr std::uint32_t kNotFiniteBits<Float16> = 0x7c00;
+template <>
+inline constexpr std::uint32_t kNotFiniteBits<BFloat16> = 0x7f80;
+template <>
+inline constexpr std::uint32_t kNotFiniteBits<Float8E4M3> = 0x7f;
+template <>
+inline constexpr std::uint32_t kNotFiniteBits<Float8E5M2> = 0x7c;
+
+// A tile of 16 keys by 16 dims with 0 for what is not finite.
+inline constexpr std::int64_t kTileElements = std::int64_t{kPairTile} * kPairTile;
+template <class T>
+inline void copy_finite_tile(const T* from, T* to) noexcept {
+  using Bits = std::conditional_t<sizeof(T) == 1, std::uint8_t,
+                                  std::conditional_t<sizeof(T) == 2, std::uint16_t, std::uint32_t>>;
+  constexpr auto kBits = static_cast<Bits>(kNotFiniteBits<T>);
+  Bits bits[kTileElements];
+  __builtin_memcpy(bits, from, sizeof(bits));
+  if constexpr (kBits != 0) {
+    for (Bits& x : bits) x = (x & kBits) == kBits ? Bits{0} : x;
+  }
+  __builtin_memcpy(to, bits, sizeof(bits));
+}

@@ -8,8 +8,8 @@
 
 // Weights of a chunk as digits.
 struct Digits {
-  // A row: the first digits of all weights, then the second, then the third; in its last floats how
-  // many there are and the exponent of the last ones.
+  // A row: the first digits of all weights, then the second, then the third; in its last float the
+  // exponent of the third ones, and of the first row before it how many all rows have.
   using A = float;
   using Pair = __m512i;
   using Sum = __m512i;
@@ -36,19 +36,16 @@ struct Digits {
   static constexpr std::uint32_t kInfinity = 0x7f800000;
   static constexpr std::uint32_t kLeastNormal = 0x00800000;
 
-  // How many digits the weights of some rows need.
-  static int needed(const float* rows, std::int64_t stride, std::int64_t num_rows,
-                    std::int64_t count) noexcept {
-    for (std::int64_t r = 0; r < num_rows; ++r, rows += stride) {
-      const std::uint32_t bits = largest(rows, count);
-      if (bits >= kInfinity || bits == 0) continue;  // round_row refuses it, or nothing is lost
-      Vec sum = zero();
-      for (std::int64_t i = 0; i < count; i += kLanes) sum = add(sum, load(rows + i));
-      const float total = reduce_add(sum);
-      const bool spread = total * (1.0F / kSpread) >= __builtin_bit_cast(float, bits);
-      if (!spread || bits < kLeastNormal || !(total < std::numeric_limits<float>::max())) return 3;
-    }
-    return 2;
+  // How many digits the weights of a row need: of each row apart, since one must not feel what only
+  // others see.
+  static int needed(const float* row, std::int64_t count) noexcept {
+    const std::uint32_t bits = largest(row, count);
+    if (bits >= kInfinity || bits == 0) return 2;  // round_row refuses it, or nothing is lost
+    Vec sum = zero();
+    for (std::int64_t i = 0; i < count; i += kLanes) sum = add(sum, load(row + i));
+    const float total = reduce_add(sum);
+    const bool spread = total * (1.0F / kSpread) >= __builtin_bit_cast(float, bits);
+    return spread && bits >= kLeastNormal && total < std::numeric_limits<float>::max() ? 2 : 3;
   }
 
   // `count` weights of a row become digits in their place, unless one is negative or not finite.
@@ -56,7 +53,8 @@ struct Digits {
     const std::uint32_t bits = largest(row, count);
     if (bits >= kInfinity) [[unlikely]]
       return false;
-    const auto exponent = static_cast<float>(static_cast<int>(bits >> 23) - 127 - 8 * digits + 1);
+    const int third = static_cast<int>(bits >> 23) - 127 - 8 * 3 + 1;
+    const auto exponent = static_cast<float>(third + 8 * (3 - digits));
     // The largest must not be rounded to one digit more: it has 2^16 units then, of which one
     // counts as half of one of 2^15.
     const __m512i limit = _mm512_set1_epi32(digits == 2 ? 0xffff : 0xffffff);
@@ -74,12 +72,15 @@ struct Digits {
       }
       store_digits(fours, row + i * kLanes / static_cast<int>(sizeof(float)));
     }
-    row[stride - 2] = static_cast<float>(digits);
-    row[stride - 1] = exponent;
+    row[stride - 1] = static_cast<float>(third);
     return true;
   }
-  static bool has_two(const float* row, std::int64_t stride) noexcept {
-    return row[stride - 2] == 2.0F;
+  // What rows that are multiplied together have: those of two have a third that is 0.
+  static void set_digits_of_all(float* first_row, std::int64_t stride, int digits) noexcept {
+    first_row[stride - 2] = static_cast<float>(digits);
+  }
+  static bool all_have_two(const float* first_row, std::int64_t stride) noexcept {
+    return first_row[stride - 2] == 2.0F;
   }
 
   // Of four numbers in each lane of 128 bits: all third digits, all second, all first.
@@ -135,7 +136,7 @@ struct DigitDot : Digits {
     for (int digit = 0; digit < kDigits; ++digit) {
       all = fma(all, set1(256.0F), _mm512_cvtepi32_ps(add_up<DigitDot>(sum[digit])));
     }
-    return _mm512_scalef_ps(all, set1(row[stride - 1]));
+    return _mm512_scalef_ps(all, set1(row[stride - 1] + 8.0F * (3 - kDigits)));
   }
 };
 
@@ -230,13 +231,22 @@ struct WordDot : F32 {
                         _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(integers)));
   }
 
-  // How many digits round_row must make of the weights of these rows.
-  static int digits_needed(const float* rows, std::int64_t stride, std::int64_t num_rows,
-                           std::int64_t count) noexcept {
-    return Digits::needed(rows, stride, num_rows, count);
-  }
-  static bool round_row(float* row, std::int64_t stride, std::int64_t count, int digits) noexcept {
-    return Digits::round_row(row, stride, count, digits);
+  // The weights of some rows become digits, each row as many as it needs: a row that `add` is
+  // called for cannot have any, and is 0 then.
+  template <class Add>
+  static void round_rows(float* rows, std::int64_t stride, std::int64_t num_rows,
+                         std::int64_t count, Add&& add) noexcept {
+    int most = 2;
+    for (std::int64_t r = 0; r < num_rows; ++r) {
+      float* row = rows + r * stride;
+      const int digits = Digits::needed(row, count);
+      most = std::max(most, digits);
+      if (Digits::round_row(row, stride, count, digits)) continue;
+      add(r);
+      fill_zero(row, count);
+      Digits::round_row(row, stride, count, digits);
+    }
+    Digits::set_digits_of_all(rows, stride, most);
   }
 
   // How multiply_streamed multiplies and what it reads.
@@ -269,7 +279,7 @@ struct WordDot : F32 {
                        const B& b, std::int64_t num_vectors, float* c, std::int64_t c_stride,
                        bool from_zero, PrefetchWalk& ahead) noexcept {
     if constexpr (std::is_same_v<B, TiledValues<WordDot, std::int8_t>>) {
-      if (Digits::has_two(a, a_stride)) {
+      if (Digits::all_have_two(a, a_stride)) {
         multiply_streamed<DigitDot<2>, 2>(a, a_stride, rows, b, num_vectors, c, c_stride, from_zero,
                                           ahead);
       } else {
