@@ -29,8 +29,9 @@ struct BackendOptions {
   std::string isa;  // level of a CPU backend; empty: QUIRE_CPU_ISA, else the best
   // Pins the threads that the backend starts, thread i to cpus[i % size]; thread 0 is whoever calls
   // and stays where it is. Empty: the system moves them, unless there is a thread for every CPU
-  // that the process may run on; those keep to one each, and out of the caller's way. Give two
-  // backends of one process CPUs of their own, and none waits for the other.
+  // that the process may run on; those keep to one each, and out of the caller's way, unless
+  // QUIRE_CPU_PIN is 0. Give two backends of one process CPUs of their own, and none waits for the
+  // other.
   std::vector<int> cpus = {};
   // Threads of the caller instead of own ones. Must outlive the backend.
   Executor* executor = nullptr;

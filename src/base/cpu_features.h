@@ -24,7 +24,9 @@ struct CpuFeatures {
   bool amx_int8 = false;
   bool amx_sizes_hidden = false;  // AMX is offered, but not how large its tiles are
   bool sha = false;
-  // A prefetch instruction that finds no free buffer is forgotten: measured on AMD Zen5.
+  // A prefetch instruction that finds no free buffer is forgotten: measured on AMD Zen5. How keys
+  // are fetched follows from it, how many go together and in which order they are summed: bits may
+  // differ from those of other models at the same level.
   bool drops_prefetches = false;
 };
 

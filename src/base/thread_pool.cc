@@ -88,7 +88,7 @@ void pin(std::thread& thread, int cpu) {
 
 Executor::~Executor() = default;
 
-ThreadPool::ThreadPool(int num_threads, std::span<const int> cpus)
+ThreadPool::ThreadPool(int num_threads, std::span<const int> cpus, bool apart)
     : num_threads_(num_threads), spin_time_(spin_time_of(num_threads, cpus)) {
   QUIRE_CHECK(num_threads >= 1);
   require_cpus(cpus);
@@ -101,7 +101,7 @@ ThreadPool::ThreadPool(int num_threads, std::span<const int> cpus)
       if (cpus.empty()) continue;
       pin(threads_.back(), cpus[static_cast<std::size_t>(i) % cpus.size()]);
     }
-    if (cpus.empty() && num_threads > 1) keep_apart();
+    if (cpus.empty() && apart && num_threads > 1) keep_apart();
   } catch (const Error&) {
     stop();
     throw;

@@ -17,7 +17,8 @@
 // has a CPU to itself, and the caller, who goes where the system puts it, the one that is left. The
 // system would wake two on one CPU while threads of others still spin elsewhere, and leave it so
 // for milliseconds: of 16 threads one to four came late or never (docs/benchmarks.md). Other pools
-// are left to the system, and so is one whose threads somebody else has moved since.
+// are left to the system, and so is one whose threads somebody else has moved since. Two such pools
+// that run at once share all CPUs, whatever else is idle: tell one of them not to.
 //
 // Thread safety: runs may be started from several threads; they take turns. None must be started
 // from inside another.
@@ -46,11 +47,11 @@ inline void spin_pause() noexcept {
 
 class ThreadPool {
  public:
-  // Thread i of the pool, from 1 on, is pinned to cpus[i % size] unless there are none, as said
-  // above; the caller's own thread stays where it is. Throws Error(kOutOfMemory) if the system does
-  // not give so many threads, Error(kInvalidArgument) if it does not give such a CPU. REQUIRES:
-  // num_threads >= 1.
-  explicit ThreadPool(int num_threads, std::span<const int> cpus = {});
+  // Thread i of the pool, from 1 on, is pinned to cpus[i % size]; the caller's own thread stays
+  // where it is. Without `cpus` they are kept apart as said above, unless `apart` is false. Throws
+  // Error(kOutOfMemory) if the system does not give so many threads, Error(kInvalidArgument) if it
+  // does not give such a CPU. REQUIRES: num_threads >= 1.
+  explicit ThreadPool(int num_threads, std::span<const int> cpus = {}, bool apart = true);
   // The threads of `executor`, which must outlive the pool. REQUIRES: num_threads >= 1.
   ThreadPool(Executor& executor, int num_threads);
   ~ThreadPool();

@@ -319,6 +319,12 @@ TEST(ThreadPool, OtherPoolsGoWhereTheSystemPutsThem) {
   }
 }
 
+TEST(ThreadPool, AThreadForEveryCpuIsLeftAloneOnDemand) {
+  const cpu_set_t all = cpus_of_this_thread();
+  ThreadPool pool(std::max(2, CPU_COUNT(&all)), {}, false);
+  for (const cpu_set_t& cpus : cpus_of_threads(pool)) EXPECT_TRUE(CPU_EQUAL(&cpus, &all));
+}
+
 // Nobody is moved back who was moved by others, wherever the caller goes.
 TEST(ThreadPool, ThreadsThatOthersMovedStayThere) {
   const RestoreCpus restore;

@@ -38,7 +38,7 @@ typedef struct quire_backend_options {
   uint32_t struct_version;
   const char* isa;  // level of a CPU backend; NULL: QUIRE_CPU_ISA, else the best
   // [num_cpus]: pins thread i to cpus[i % num_cpus]. NULL: the system moves them, unless there is
-  // one for every CPU that the process may run on; those keep to one each.
+  // one for every CPU that the process may run on; those keep to one each (not if QUIRE_CPU_PIN=0).
   const int32_t* cpus;
   int64_t num_cpus;
   const quire_executor* executor;  // copied; NULL: threads of the backend's own

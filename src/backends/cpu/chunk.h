@@ -302,7 +302,8 @@ class PrefetchWalk {
                        line - std::min<std::int64_t>(line - begin, 4 << 10),
                        line - std::min<std::int64_t>(line - begin, 12 << 10));
   }
-  // The same of short ranges, where 4 and 12 KB ago it was another.
+  // The same of short ranges, where 4 and 12 KB ago it was another, found among the last
+  // kMaxBegins: of pieces of 2 KB 57 -> 63 % of plain reads on one thread, of 32 KB 65 -> 70 %.
   template <int kCount>
   [[gnu::always_inline]] static void fetch_again(const char* line, const char* begin,
                                                  const Earlier& earlier) noexcept {

@@ -107,6 +107,8 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
       if constexpr (Ops::kWideChunk != kChunk) soften_quickly<kChunk>(block);
     } else if constexpr (Ops::kLongChunks) {
       soften_quickly<2 * kChunk>(block);
+    } else {
+      this->soften(block, 0, block.rows.size());
     }
   }
 

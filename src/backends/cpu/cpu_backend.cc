@@ -150,6 +150,15 @@ const Level& choose_level(const std::string& asked) {
        "; this machine has: ", known);
 }
 
+// Where several processes share all CPUs, their user may want none of them to keep threads apart.
+bool keeps_threads_apart() {
+  const char* pin = std::getenv("QUIRE_CPU_PIN");
+  const std::string_view value = pin != nullptr ? pin : "";
+  require(value.empty() || value == "0" || value == "1", "QUIRE_CPU_PIN: must be 0 or 1, got '",
+          value, "'");
+  return value != "0";
+}
+
 // An item holds all kv heads of a decode, so that it streams whole blocks, and as many rows of one
 // head as a tile in prefill.
 PlanParams plan_params() {
@@ -396,8 +405,8 @@ void attend_parts(const Level& level, const AttendCall& call, const CpuPrepared&
 
 class CpuBackend final : public HostBackend {
  public:
-  CpuBackend(const Level& level, int num_threads, std::span<const int> cpus)
-      : level_(level), pool_(num_threads, cpus) {}
+  CpuBackend(const Level& level, int num_threads, std::span<const int> cpus, bool apart)
+      : level_(level), pool_(num_threads, cpus, apart) {}
   CpuBackend(const Level& level, Executor& executor, int num_threads)
       : level_(level), pool_(executor, num_threads) {}
 
@@ -547,7 +556,8 @@ std::unique_ptr<AttentionBackend> make_cpu_backend(const BackendOptions& options
   if (num_threads == 0 && !options.cpus.empty())
     num_threads = static_cast<int>(options.cpus.size());
   if (num_threads == 0) num_threads = detect_cpu_features().num_cpus;
-  return std::make_unique<cpu::CpuBackend>(level, num_threads, options.cpus);
+  return std::make_unique<cpu::CpuBackend>(level, num_threads, options.cpus,
+                                           cpu::keeps_threads_apart());
 }
 
 std::string missing_for_cpu_level(std::string_view name, const CpuFeatures& features) {

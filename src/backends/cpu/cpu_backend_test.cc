@@ -4,6 +4,7 @@
 #include "backends/cpu/cpu_backend.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/resource.h>
 
@@ -654,6 +655,70 @@ TEST(CpuBackend, AnExecutorIsHeldToItsPromises) {
   EXPECT_THROW(make_cpu_backend(options), Error);  // its threads are not ours to pin
 }
 
+// Threads with as much stack as an executor must give, which is less than most have.
+class SmallStackExecutor final : public Executor {
+ public:
+  int num_threads() const noexcept override { return 2; }
+  void run(int num_tasks, void (*task)(void* context, int index) noexcept,
+           void* context) noexcept override {
+    for (int i = 0; i < num_tasks; ++i) {
+      Job job{task, context, i};
+      pthread_attr_t attributes;
+      pthread_attr_init(&attributes);
+      pthread_attr_setstacksize(&attributes, 128 << 10);
+      pthread_t thread{};
+      const int error = pthread_create(
+          &thread, &attributes,
+          [](void* given) -> void* {
+            const Job& mine = *static_cast<Job*>(given);
+            mine.task(mine.context, mine.index);
+            return nullptr;
+          },
+          &job);
+      EXPECT_EQ(error, 0);
+      if (error == 0) pthread_join(thread, nullptr);
+      pthread_attr_destroy(&attributes);
+    }
+  }
+
+ private:
+  struct Job {
+    void (*task)(void* context, int index) noexcept;
+    void* context;
+    int index;
+  };
+};
+
+TEST(CpuBackend, TakesLittleStack) {
+#if defined(QUIRE_EMULATED_CPU) || defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers and emulated instructions take more stack";
+#endif
+  SmallStackExecutor executor;
+  for (const int block_size : {1, 16, 128}) {
+    for (const auto& [kv, scales] : {std::pair{DType::kBF16, ScaleGranularity::kNone},
+                                     std::pair{DType::kI8, ScaleGranularity::kPerTokenHead}}) {
+      std::vector<Case> cases;
+      CaseBuilder("threads/stack", conformance::Suite::kSmoke, {{1, 3000}, {4, 900}, {130, 900}})
+          .dims(128, 128)
+          .block_size(block_size)
+          .kv(kv, scales)
+          .cache(conformance::CacheStyle::kPreferred)
+          .add_to(cases);
+      const Problem problem = conformance::make_problem(cases.front());
+      const ArrangeOptions as_is = conformance::options_of(problem);
+      for (const std::string& level : cpu_isa_levels()) {
+        BackendOptions options;
+        options.isa = level;
+        options.executor = &executor;
+        const auto found = conformance::compare_bits(
+            problem, as_is.order, run(*make_level(level, 1), problem, as_is),
+            run(*make_cpu_backend(options), problem, as_is));
+        EXPECT_FALSE(found) << level << ": " << *found;
+      }
+    }
+  }
+}
+
 int first_cpu() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -723,6 +788,25 @@ TEST(CpuBackend, TheForcedLevelIsUsedOrAnError) {
     EXPECT_NE(text.find("scalar"), std::string::npos) << text;
   }
   ASSERT_EQ(unsetenv("QUIRE_CPU_ISA"), 0);
+}
+
+TEST(CpuBackend, PinningIsSwitchedOffByTheEnvironment) {
+  const Problem problem = mixed_problem(conformance::CacheStyle::kPreferred);
+  const ArrangeOptions as_is = conformance::options_of(problem);
+  const OutputData want = run(*make_level("", 1), problem, as_is);
+  ASSERT_EQ(setenv("QUIRE_CPU_PIN", "0", 1), 0);
+  const auto found = conformance::compare_bits(problem, as_is.order, want,
+                                               run(*make_level("", 0), problem, as_is));
+  EXPECT_FALSE(found) << *found;
+  ASSERT_EQ(setenv("QUIRE_CPU_PIN", "maybe", 1), 0);
+  try {
+    make_level("", 2);
+    ADD_FAILURE() << "an unknown value was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::kInvalidArgument);
+    EXPECT_NE(std::string(error.what()).find("'maybe'"), std::string::npos) << error.what();
+  }
+  ASSERT_EQ(unsetenv("QUIRE_CPU_PIN"), 0);
 }
 
 // Both finish, with the right bits, while the other one's threads spin and wait.

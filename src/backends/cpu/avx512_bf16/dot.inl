@@ -75,10 +75,9 @@ struct Bf16Dot : Bf16Base {
       const auto score = [&]<int kRows>() {
         score_keys<kRows>(q + r * q_stride, q_stride, rows + key, dims, s + r * s_stride + key,
                           s_stride, passes, ahead);
-        r += kRows;
       };
-      while (r + 4 <= num_rows) score.template operator()<4>();
-      if (r + 2 <= num_rows) score.template operator()<2>();
+      for (; r + 4 <= num_rows; r += 4) score.template operator()<4>();
+      if (r + 2 <= num_rows) score.template operator()<2>(), r += 2;
       if (r < num_rows) score.template operator()<1>();
     }
   }
