@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "cli/wrapped_text.h"
 #include "quire/registry.h"
 
 namespace quire::cli {
@@ -95,8 +96,8 @@ std::string ratio_text(double ratio) {
 void print_result(const Result& result, bool is_first_of_case) {
   const std::string name = is_first_of_case ? result.name : "";
   if (!result.measured()) {
-    fmt::print("{:<31}{:<16}{:>3}  not run: {}\n", name, result.candidate(), result.threads,
-               result.reason.substr(0, 38));
+    fmt::print("{:<31}{:<16}{:>3}  not run:\n", name, result.candidate(), result.threads);
+    print_wrapped(result.reason, 4);
     return;
   }
   fmt::print("{:<31}{:<16}{:>3}{:>11}{:>12}{:>7.1f}% {:<12}{:>6}\n", name, result.candidate(),
