@@ -10,7 +10,7 @@ namespace quire {
 //
 // A backend calls run() from the thread that called it, one run at a time, with up to num_threads()
 // tasks. The tasks share one queue of work, so they may run all at once, some at a time, or one
-// after the other on one thread: results are the same bits, only later. A task takes up to 128 KB
+// after the other on one thread: results are the same bits, only later. A task takes up to 256 KB
 // of its thread's stack.
 class QUIRE_API Executor {
  public:

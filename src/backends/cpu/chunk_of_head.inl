@@ -234,6 +234,7 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
       if (!chunk.complete) Ops::clear_absent(chunk, num_keys, dims, v_panel(), stride);
     }
     v_packed_ = true;
+    tiles_finite_ = Finite::kUnknown;  // their copy had the same place
   }
 
   // Is all of V finite? If not, 0 takes the place of what is not in the panel.

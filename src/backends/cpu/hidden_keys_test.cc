@@ -28,6 +28,8 @@ struct Form {
   int head_dim;
   int block_size;
   CacheStyle style;
+  std::int64_t window_left = -1;  // chunks begin anywhere
+  bool v_in_k = false;
 };
 
 std::vector<Form> all_forms() {
@@ -40,13 +42,15 @@ std::vector<Form> all_forms() {
     }
     forms.push_back({DType::kF16, ScaleGranularity::kNone, 48, 32, style});
     forms.push_back({DType::kF32, ScaleGranularity::kNone, 40, 32, style});
+    forms.push_back({DType::kBF16, ScaleGranularity::kNone, 64, 32, style, 75});
+    forms.push_back({DType::kBF16, ScaleGranularity::kNone, 64, 32, style, -1, true});
   }
   return forms;
 }
 
 // What the hidden keys are: unused slots hold NaN or numbers; of the key that only the last query
-// of each sequence sees, K takes all of its weight, or V is not finite.
-enum class Hidden : std::uint8_t { kNan, kNumbers, kHeavy, kNotFinite };
+// of each sequence sees, K takes all of its weight, or K or V are not finite.
+enum class Hidden : std::uint8_t { kNan, kNumbers, kHeavy, kKeyNotFinite, kValueNotFinite };
 
 void change_last_keys(Problem& problem, Hidden hidden) {
   const std::int64_t heads = problem.spec.num_kv_heads;
@@ -65,8 +69,15 @@ void change_last_keys(Problem& problem, Hidden hidden) {
                        [](float x) { return x > 0 ? 32.0F : -32.0F; });
         problem.k.scales[static_cast<std::size_t>(row + h)] = 1.0F;
       } else {
-        const auto stored = problem.v.stored.begin() + (row + h) * problem.v.dim;
-        std::fill_n(stored, problem.v.dim, std::numeric_limits<float>::quiet_NaN());
+        // int8 has neither.
+        const bool is_key = hidden == Hidden::kKeyNotFinite || problem.spec.kv.v_in_k;
+        conformance::ProblemKv& kv = is_key ? problem.k : problem.v;
+        for (int d = 0; d < kv.dim; ++d) {
+          using Limits = std::numeric_limits<float>;
+          const bool nan = d % 3 != 0 || problem.spec.kv.dtype == DType::kI8;
+          kv.stored[static_cast<std::size_t>((row + h) * kv.dim + d)] =
+              nan ? Limits::quiet_NaN() : Limits::infinity();
+        }
       }
     }
   }
@@ -101,13 +112,15 @@ Problem make_problem(const Form& form, int q_len, Hidden hidden) {
       .cache(form.style)
       .with([&](Case& c) {
         c.finite_garbage = hidden != Hidden::kNan;
+        c.spec.mask.window_left = form.window_left;
+        c.spec.kv.v_in_k = form.v_in_k;
         c.spec.out_dtype = DType::kF32;
       })
       .add_to(cases);
   Problem problem = conformance::make_problem(cases.front());
   // Small queries see all keys alike: weights of int8 take few digits, beside a heavy key more.
   for (float& x : problem.q) x *= 0x1p-5F;
-  if (hidden == Hidden::kHeavy || hidden == Hidden::kNotFinite) change_last_keys(problem, hidden);
+  if (hidden != Hidden::kNan && hidden != Hidden::kNumbers) change_last_keys(problem, hidden);
   return problem;
 }
 
@@ -131,7 +144,9 @@ TEST(HiddenKeys, LeaveNoTrace) {
         };
         const std::string what = level + ", " + std::string(dtype_name(form.kv)) + ", block " +
                                  std::to_string(form.block_size) + ", layout " +
-                                 std::to_string(static_cast<int>(form.style)) + ", q_len " +
+                                 std::to_string(static_cast<int>(form.style)) + ", window " +
+                                 std::to_string(form.window_left) +
+                                 (form.v_in_k ? ", V in K" : "") + ", q_len " +
                                  std::to_string(q_len);
         EXPECT_EQ(num_different(found(Hidden::kNan, 0), found(Hidden::kNumbers, 0)), 0)
             << what << ": unused slots";
@@ -139,7 +154,9 @@ TEST(HiddenKeys, LeaveNoTrace) {
         const std::vector<std::uint32_t> want = found(Hidden::kNumbers, 1);
         EXPECT_EQ(num_different(want, found(Hidden::kHeavy, 1)), 0)
             << what << ": K of the last key";
-        EXPECT_EQ(num_different(want, found(Hidden::kNotFinite, 1)), 0)
+        EXPECT_EQ(num_different(want, found(Hidden::kKeyNotFinite, 1)), 0)
+            << what << ": K of the last key, not finite";
+        EXPECT_EQ(num_different(want, found(Hidden::kValueNotFinite, 1)), 0)
             << what << ": V of the last key";
       }
     }
