@@ -99,15 +99,7 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
   }
 
   void soften_rows(const RowBlock<Ops>& block) const noexcept {
-    if (!this->only_scaled_by_token()) {
-      this->soften(block, 0, block.rows.size());
-    } else if (this->chunk().width == Ops::kWideChunk) {
-      soften_quickly<Ops::kWideChunk>(block);
-    } else if (this->chunk().width == kChunk) {
-      if constexpr (Ops::kWideChunk != kChunk) soften_quickly<kChunk>(block);
-    } else if constexpr (Ops::kLongChunks) {
-      soften_quickly<2 * kChunk>(block);
-    } else {
+    if (!this->only_scaled_by_token() || !soften_quickly(block)) {
       this->soften(block, 0, block.rows.size());
     }
   }
@@ -194,8 +186,29 @@ class ChunkOfHead : public ScoresOfChunk<Ops> {
     return call_.cache.format.block_size * std::int64_t{kPairTile};
   }
 
+  // False if chunks are as wide as none for which there is code.
+  bool soften_quickly(const RowBlock<Ops>& block) const noexcept {
+    const std::int64_t width = this->chunk().width;
+    if (width == Ops::kWideChunk) {
+      soften_chunk<Ops::kWideChunk>(block);
+      return true;
+    }
+    if constexpr (Ops::kWideChunk != kChunk) {
+      if (width == kChunk) {
+        soften_chunk<kChunk>(block);
+        return true;
+      }
+    }
+    if constexpr (Ops::kLongChunks) {
+      if (width == 2 * kChunk) {
+        soften_chunk<2 * kChunk>(block);
+        return true;
+      }
+    }
+    return false;
+  }
   template <std::int64_t kWidth>
-  void soften_quickly(const RowBlock<Ops>& block) const noexcept {
+  void soften_chunk(const RowBlock<Ops>& block) const noexcept {
     const auto soften_all = [&]<bool kMasked, bool kPerToken>() {
       using Softener = QuickSoftener<Ops, 1, kMasked, kWidth, kPerToken>;
       Softener softener(*this, block, 0, block.rows.size());
