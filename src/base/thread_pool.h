@@ -18,7 +18,7 @@
 // system would wake two on one CPU while threads of others still spin elsewhere, and leave it so
 // for milliseconds: of 16 threads one to four came late or never (docs/benchmarks.md). Other pools
 // are left to the system, and so is one whose threads somebody else has moved since. Two such pools
-// that run at once share all CPUs, whatever else is idle: tell one of them not to.
+// that run at once share all CPUs, whatever else is idle: give one of them `apart` false.
 //
 // Thread safety: runs may be started from several threads; they take turns. None must be started
 // from inside another.

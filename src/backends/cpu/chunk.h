@@ -288,8 +288,8 @@ class PrefetchWalk {
 
  private:
   static constexpr std::int64_t kLine = 64;
-  // A stretch is what a cursor walks without asking for more: a range, or, where lines are asked
-  // for again, at most this much of it.
+  // A stretch is what a cursor walks without asking for more: a range, or with in_stretches_ at
+  // most this much of it.
   static constexpr std::int64_t kStretchBytes = 4 << 10;
   static constexpr unsigned kMaxBegins = 16;
 
@@ -370,9 +370,9 @@ class PrefetchWalk {
   std::int64_t left_ = 0;  // ranges of the current one not begun
   const bool drops_;
   const bool again_;
-  const bool in_stretches_;  // plain layouts have short ranges
+  const bool in_stretches_;  // asks again across ranges: those of plain layouts may be short
   const char* range_ = nullptr;
-  const char* range_end_ = nullptr;  // of its last line
+  const char* range_end_ = nullptr;  // behind its last line
   const char* begin_ = nullptr;      // the first line of the stretch
   const char* line_ = nullptr;
   const char* end_ = nullptr;

@@ -8,8 +8,9 @@
 
 // Weights of a chunk as digits.
 struct Digits {
-  // A row: the first digits of all weights, then the second, then the third; in its last float the
-  // exponent of the third ones, and of the first row before it how many all rows have.
+  // A row: the first digits of all weights, then the second, then the third; its last float is the
+  // exponent of the third ones, and the one before that, of the first row alone, how many digits
+  // the rows that go together have at most.
   using A = float;
   using Pair = __m512i;
   using Sum = __m512i;
